@@ -8,6 +8,7 @@ from pathlib import Path
 from mesh.cli import output
 from mesh.cli.output import Column, Format, number, word
 from mesh.cli.progress import progress
+from mesh.cli.tables import energy_words
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.evaluation.replaying import Difference, OtherDecision, ReplayReport, replay_journal
 from mesh.evaluation.simulation_report import NodeUse, SimulationReport
@@ -44,6 +45,7 @@ def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
         pairs.append(("bytes over without prefetches", f"{report.bytes_ratio:.3f}"))
     pairs += [
         ("output", f"{report.tokens_per_s:.1f} tokens/s"),
+        ("energy", energy_words(report.energy)),
         ("virtual time", f"{report.virtual_s:.1f} s"),
         ("wall time", f"{report.wall_s:.1f} s"),
     ]

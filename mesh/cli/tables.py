@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from mesh.cli.output import Column, number, word
+from mesh.domain.energy import EnergyView
 from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.slo import Slo
@@ -170,6 +171,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("queued", str(deployment.queued)),
         ("served", str(deployment.served)),
         ("refused", str(deployment.refused)),
+        ("energy", energy_words(deployment.energy)),
     ]
     return pairs if model is None else pairs + model_fields(model)
 
@@ -196,6 +198,20 @@ def model_fields(model: ModelInfo) -> list[tuple[str, str]]:
         ("kv_kib_per_token", f"{model.kv_bytes_per_token() / 1024:.1f}"),
         ("disk_mib", mebibytes(model.disk_bytes)),
     ]
+
+
+def energy_words(energy: EnergyView) -> str:
+    """Joules, what they came to for a request and for a token, and where they are from."""
+    if energy.idle_j is None and energy.busy_j is None:
+        return f"not known{f': {energy.reason}' if energy.reason else ''}"
+    said = [f"{energy.busy_j or 0.0:.1f} J computing"]
+    if energy.j_per_request is not None:
+        said.append(f"{energy.j_per_request:.3g} J a request")
+    if energy.j_per_output_token is not None:
+        said.append(f"{energy.j_per_output_token:.3g} J an output token")
+    if energy.idle_j is not None:
+        said.append(f"{energy.idle_j:.1f} J idle")
+    return f"{', '.join(said)} (by {', '.join(energy.sources)})"
 
 
 def seconds(span_s: float) -> str:

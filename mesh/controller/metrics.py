@@ -428,6 +428,9 @@ def _of_deployments(deployments: Sequence[DeploymentSnapshot]) -> Iterable[Metri
     headroom = _gauge(
         "mesh_headroom_least_seconds", "Of the request that is the most urgent.", _MODEL
     )
+    energy = CounterMetricFamily(
+        "mesh_energy_joules", "While nodes computed for it.", labels=[_MODEL]
+    )
     for one in deployments:
         name = [one.spec.name]
         running.add_metric(name, one.running)
@@ -438,7 +441,9 @@ def _of_deployments(deployments: Sequence[DeploymentSnapshot]) -> Iterable[Metri
         least = [i.headroom_least_s for i in one.instances if i.headroom_least_s is not None]
         if least:
             headroom.add_metric(name, min(least))
-    return running, waiting, usage, headroom
+        if one.energy.busy_j is not None:
+            energy.add_metric(name, one.energy.busy_j)
+    return running, waiting, usage, headroom, energy
 
 
 def _of_nodes(nodes: Sequence[NodeSnapshot]) -> Iterable[Metric]:
@@ -453,6 +458,11 @@ def _of_nodes(nodes: Sequence[NodeSnapshot]) -> Iterable[Metric]:
     )
     slowdown = _gauge(
         "mesh_load_slowdown", "By which a load lengthens the iterations beside it.", "node"
+    )
+    energy = CounterMetricFamily(
+        "mesh_node_energy_joules",
+        "Taken since the node joined, by what it did and where it is known from.",
+        labels=["node", "state", "source"],
     )
     for node in nodes:
         state.add_metric([node.node_id, node.device.value, node.state.value], 1)
@@ -474,7 +484,10 @@ def _of_nodes(nodes: Sequence[NodeSnapshot]) -> Iterable[Metric]:
         if node.instances:
             correction.add_metric([node.node_id], max(one.correction for one in node.instances))
         slowdown.add_metric([node.node_id], node.load_slowdown)
-    return state, memory, instances, operations, correction, slowdown
+        for does, joules in (("idle", node.energy.idle_j), ("computing", node.energy.busy_j)):
+            if joules is not None:
+                energy.add_metric([node.node_id, does, ",".join(node.energy.sources)], joules)
+    return state, memory, instances, operations, correction, slowdown, energy
 
 
 def _count(gauge: GaugeMetricFamily, node: str, labels: Sequence[tuple[str, ...]]) -> None:

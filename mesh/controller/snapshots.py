@@ -31,6 +31,7 @@ def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> 
         state_path=state_path,
         prefetches=snapshot.prefetches,
         wanted=snapshot.wanted,
+        energy=snapshot.energy,
     )
 
 

@@ -13,15 +13,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from mesh.core.controller.state.energy import EnergyBook
 from mesh.domain.access import ANYONE, Caller
 from mesh.domain.actions import DeliverTokens, RefuseRequest
 from mesh.domain.errors import StorageError
-from mesh.domain.events import CancelRequested, InvokeRequested
+from mesh.domain.events import (
+    CancelRequested,
+    InvokeRequested,
+    NodeDisconnected,
+    NodeReported,
+)
 from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.messages import Heartbeat, NodeReport, TokensReport
 from mesh.domain.usage import HOUR_S, Usage
 
 FILE_NAME = "usage.sqlite3"
-SCHEMA = 3
+SCHEMA = 4
 HOURS_KEPT = 24 * 400
 """Somewhat more than a year."""
 RETRY_S = 10.0
@@ -39,17 +46,19 @@ CREATE TABLE IF NOT EXISTS usage (
     tenant TEXT NOT NULL,
     key_id TEXT NOT NULL,
     slo_class TEXT NOT NULL,
+    energy_j REAL,
     PRIMARY KEY (hour_unix_s, deployment, tenant, key_id, slo_class)
 ) STRICT, WITHOUT ROWID
 """
-_NEW_COLUMNS = {1: "'', '', ''", 2: "''"}
+_NEW_COLUMNS = {1: "'', '', '', NULL", 2: "'', NULL", 3: "NULL"}
 """The columns that the table lacked, by schema, as they are filled in."""
 _ADD = """
-INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     requests = requests + excluded.requests,
     prompt_tokens = prompt_tokens + excluded.prompt_tokens,
     output_tokens = output_tokens + excluded.output_tokens,
-    refused = refused + excluded.refused
+    refused = refused + excluded.refused,
+    energy_j = coalesce(energy_j + excluded.energy_j, energy_j, excluded.energy_j)
 """
 log = logging.getLogger(__name__)
 
@@ -136,10 +145,10 @@ class UsageBook:
         )
 
 
-def _row(usage: Usage) -> tuple[int | str, ...]:
+def _row(usage: Usage) -> tuple[int | str | float | None, ...]:
     counts = usage.requests, usage.prompt_tokens, usage.output_tokens, usage.refused
     of = usage.tenant, usage.key_id, usage.slo_class
-    return usage.hour_unix_s, usage.deployment, *counts, *of
+    return usage.hour_unix_s, usage.deployment, *counts, *of, usage.energy_j
 
 
 class UsageMeter:
@@ -166,6 +175,8 @@ class UsageMeter:
         """Their first tokens that are charged, where there are such before."""
         self._unwritten: dict[tuple[int | str, ...], Usage] = {}
         self._retry_unix_s = 0.0
+        self._energy: dict[int, EnergyBook[Usage]] = {}
+        """By link, whom iterations were for: a usage that says nothing but that."""
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         if isinstance(event, InvokeRequested):
@@ -186,6 +197,10 @@ class UsageMeter:
         elif isinstance(event, CancelRequested):
             for request_id in event.request_ids:
                 self._end(request_id)
+        elif isinstance(event, NodeReported):
+            self._reported(event.link_id, event.report)
+        elif isinstance(event, NodeDisconnected):
+            self._energy.pop(event.link_id, None)
         for action in actions:
             if isinstance(action, DeliverTokens):
                 self._deliver(action)
@@ -193,6 +208,22 @@ class UsageMeter:
                 self._end(action.request_id, refused=True)
         if self._unwritten:
             self._write()
+
+    def _reported(self, link_id: int, report: NodeReport) -> None:
+        """What was computed for whom, and then what it took."""
+        if isinstance(report, TokensReport) and report.busy_s:
+            book = self._energy.setdefault(link_id, EnergyBook())
+            names = [one.request_id for one in report.outputs]
+            names += [request_id for request_id, _ in report.prefill_left]
+            for request_id, seconds in zip(names, report.busy_s, strict=False):
+                usage = self._under_way.get(request_id)
+                if usage is not None:
+                    book.note(replace(usage, prompt_tokens=0, output_tokens=0), seconds)
+        elif isinstance(report, Heartbeat) and report.energy is not None:
+            for usage, took in (
+                self._energy.pop(link_id, EnergyBook()).settle(report.energy).items()
+            ):
+                self._add(replace(usage, hour_unix_s=self._hour_unix_s, energy_j=took.busy_j))
 
     def _deliver(self, action: DeliverTokens) -> None:
         outputs = action.outputs
@@ -215,10 +246,9 @@ class UsageMeter:
         self._counted_from.pop(request_id, None)
         if usage is None:
             return
-        hour_unix_s = int(self._unix_s()) // HOUR_S * HOUR_S
         served = usage.output_tokens > 0 or not refused
         used = Usage(
-            hour_unix_s=hour_unix_s,
+            hour_unix_s=self._hour_unix_s,
             deployment=usage.deployment,
             requests=int(served),
             prompt_tokens=usage.prompt_tokens if usage.output_tokens else 0,
@@ -228,6 +258,13 @@ class UsageMeter:
             key_id=usage.key_id,
             slo_class=usage.slo_class,
         )
+        self._add(used)
+
+    @property
+    def _hour_unix_s(self) -> int:
+        return int(self._unix_s()) // HOUR_S * HOUR_S
+
+    def _add(self, used: Usage) -> None:
         before = self._unwritten.get(used.place)
         self._unwritten[used.place] = used if before is None else before.plus(used)
 

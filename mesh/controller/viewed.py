@@ -17,6 +17,7 @@ from mesh.controller.snapshots import LOADED, cell_status, with_failed, with_sta
 from mesh.controller.watch import CellLog
 from mesh.core.controller.snapshot import Looking
 from mesh.domain.access import Caller, Role
+from mesh.domain.energy import together
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
@@ -194,4 +195,5 @@ def _own(snapshot: CellSnapshot) -> CellSnapshot:
         running=sum(one.running for one in mine),
         served=sum(one.served for one in mine),
         refused=(),
+        energy=together(one.energy for one in mine),
     )

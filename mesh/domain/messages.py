@@ -9,6 +9,7 @@ time: ages and spans only.
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mesh.domain.energy import Energy
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import BATCH_MAX
@@ -336,6 +337,8 @@ class Heartbeat:
     """
     leaves: bool = False
     """It is to stop once nothing is loaded on it, and takes no new work."""
+    energy: Energy | None = None
+    """What the node took since the one before; `None`: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,6 +432,10 @@ class TokensReport:
     starved: tuple[RequestId, ...] = ()
     """Requests that made no progress for want of KV blocks."""
     correction: float = 1.0
+    busy_s: tuple[float, ...] = ()
+    """The seconds of it that went to each of `outputs`, and then of `prefill_left`; empty where the
+    node knows nothing of its joules.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

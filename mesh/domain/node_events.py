@@ -2,6 +2,7 @@
 controller is told it (`mesh.domain.messages`); the controller's events are in `mesh.domain.events`.
 """
 
+from mesh.domain.energy import EnergyReading
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import (
     ImportDone,
@@ -125,6 +126,7 @@ class HeartbeatDue:
     """The cached blocks of the instances that have some."""
     leaves: bool = False
     """The node is to stop."""
+    energy: EnergyReading = EnergyReading()
 
 
 NodeEvent = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum, unique
 from itertools import pairwise
 
+from mesh.domain.energy import Power
 from mesh.domain.errors import InvalidInput
 from mesh.domain.profile import Grid
 
@@ -165,9 +166,8 @@ class DeviceClass:
     """What weights, KV cache and activations may take."""
     link_bytes_per_s: float
     link_latency_s: float
-    idle_watts: float
-    busy_watts: float
-    """While it computes in the phase in question."""
+    power: Power
+    """It is busy while it computes in the phase in question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

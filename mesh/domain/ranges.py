@@ -42,6 +42,8 @@ Count = Annotated[int, Range(least=1)]
 """A number that others divide by or index with."""
 Seconds = Annotated[float, Range(least=0.0)]
 """How long something took."""
+Joules = Annotated[float, Range(least=0.0)]
+"""The energy that something took."""
 Share = Annotated[float, Range(least=0.0)]
 """The share by which something is off."""
 Part = Annotated[float, Range(least=0.0, most=1.0)]

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from mesh.domain.energy import plus
 from mesh.domain.ids import DeploymentName
 
 HOUR_S = 3600
@@ -30,6 +31,8 @@ class Usage:
     key_id: str = ""
     slo_class: str = ""
     """The SLO class; empty where the deployment has none, or for all classes."""
+    energy_j: float | None = None
+    """What nodes took in this hour while they computed for it; `None` where none told that."""
 
     @property
     def place(self) -> tuple[int | str, ...]:
@@ -44,6 +47,7 @@ class Usage:
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
             refused=self.refused + other.refused,
+            energy_j=plus((self.energy_j, other.energy_j)),
         )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.energy import NO_ENERGY, EnergyView
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint, ModelInfo
@@ -149,6 +150,8 @@ class DeploymentSnapshot:
     """In the order of its spec."""
     differs: str = ""
     """At a front: in which of its cells it is missing, or is another one; empty where all agree."""
+    energy: EnergyView = NO_ENERGY
+    """What nodes took while they computed for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +211,7 @@ class NodeSnapshot:
     """What a node that starts does before it joins, in words."""
     share: float = 0.0
     """How much of the phase is done: 0 to 1."""
+    energy: EnergyView = NO_ENERGY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +263,7 @@ class CellSnapshot:
     prefetches: PrefetchView = PrefetchView()
     wanted: tuple[NodesWanted, ...] = ()
     """By kind; none where nobody asked for it, and in the first seconds of a controller."""
+    energy: EnergyView = NO_ENERGY
 
 
 class RequestPhase(StrEnum):
@@ -370,6 +375,7 @@ class CellStatus:
     """The controller's state folder, on its machine."""
     prefetches: PrefetchView = PrefetchView()
     wanted: tuple[NodesWanted, ...] = ()
+    energy: EnergyView = NO_ENERGY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

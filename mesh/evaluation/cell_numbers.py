@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from mesh.domain.energy import NO_ENERGY, EnergyView
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.series import NodeSeries, nodes_busy, nodes_in_use
@@ -115,9 +116,13 @@ class CellNumbers:
     """Mean time of a token after the first, of the requests that had two."""
     by_rank: tuple[RankGroup, ...]
     served: ServedShares
+    energy: EnergyView
+    """What all nodes took until the end of the load's time, or of its last request."""
 
 
-def cell_numbers(outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries]) -> CellNumbers:
+def cell_numbers(
+    outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries], energy: EnergyView = NO_ENERGY
+) -> CellNumbers:
     """All outcomes of a run; the series of all nodes over the workload's time."""
     late = [(o, o.late_s) for o in outcomes if o.finished]
     busy = {device: nodes_busy(nodes, device) for device in DeviceKind}
@@ -142,6 +147,7 @@ def cell_numbers(outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries]) -> Ce
         tpot=Distribution.of(s for s in tpots if s is not None),
         by_rank=by_rank(outcomes),
         served=served_shares(outcomes),
+        energy=energy,
     )
 
 

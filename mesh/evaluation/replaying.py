@@ -155,7 +155,9 @@ def replay_journal(path: Path, told: Callable[[int], None] = lambda events: None
             kind, core = "front", FrontCore(start.cells)
         case NodeStart():
             kind = "node"
-            core = NodeCore(limits=start.limits, own_rule=rule_of_file(start.policy))
+            core = NodeCore(
+                limits=start.limits, own_rule=rule_of_file(start.policy), power=start.power
+            )
     divergence = replay(core, passing)
     for _ in passing:
         """What follows a difference still says what became of the requests."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mesh.domain.energy import NO_ENERGY, EnergyView
 from mesh.domain.ids import NodeId
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
@@ -60,6 +61,8 @@ class SimulationReport:
     """Where they were checked."""
     report: CellReport | None = None
     """Where a page was asked for."""
+    energy: EnergyView = NO_ENERGY
+    """By the books of the controller that runs at the end."""
 
     @property
     def tokens_per_s(self) -> float:

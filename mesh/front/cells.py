@@ -21,6 +21,7 @@ from mesh.core.controller.snapshot import Looking
 from mesh.core.front import TAKEOVER_S_MAX, FrontCore, look_of, ranked
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.energy import together
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.front import CellSeen, CellSilent
 from mesh.domain.ids import (
@@ -458,6 +459,7 @@ def _merged(links: Mapping[CellName, CellLink]) -> CellSnapshot:
         running=sum(one.running for one in deployments),
         served=sum(one.served for one in deployments),
         refused=(),
+        energy=together(one.energy for one in nodes),
     )
 
 
@@ -491,6 +493,7 @@ def _whole(name: DeploymentName, links: Mapping[CellName, CellLink]) -> Deployme
         ),
         classes=tuple(map(_class_sum, zip(*(one.classes for one in parts), strict=False))),
         differs=_differs(first.spec, having, links),
+        energy=together(one.energy for one in parts),
     )
 
 

@@ -240,12 +240,9 @@ class Problem:
         total = 0.0
         for each in plan.stations:
             choice = self.station(each.roles).choice(each.batch)
-            service_s = choice.service_s
-            sojourn_s = self.sojourn_s(choice, each.replicas)
-            sojourn_s -= choice.transfer_s
-            idle = device.idle_watts * devices * each.replicas * sojourn_s
-            busy = (device.busy_watts - device.idle_watts) * devices * service_s
-            total += (idle + busy) / (1 if self.divided else each.batch)
+            sojourn_s = self.sojourn_s(choice, each.replicas) - choice.transfer_s
+            joules = devices * device.power.joules(each.replicas * sojourn_s, choice.service_s)
+            total += joules / (1 if self.divided else each.batch)
         return total
 
     def chosen(self, plan: Plan) -> list[Choice]:

@@ -23,6 +23,7 @@ from cattrs.strategies import configure_tagged_union
 
 from mesh.domain.actions import ControllerAction, NodeAction
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.energy import Power
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, ControllerTimer, InvokeRequested
 from mesh.domain.front import AskCell, FrontAction, FrontEvent
@@ -31,9 +32,17 @@ from mesh.domain.history import OutputHistory
 from mesh.domain.ids import CellName, DeploymentName
 from mesh.domain.invocation import InvocationEvent, Tokens
 from mesh.domain.limits import CellLimits, NodeLimits
-from mesh.domain.messages import ContinueRequest, NodeCommand, NodeHello, NodeReport, OfferKv
+from mesh.domain.messages import (
+    ContinueRequest,
+    Heartbeat,
+    NodeCommand,
+    NodeHello,
+    NodeReport,
+    OfferKv,
+    TokensReport,
+)
 from mesh.domain.model import Footprint
-from mesh.domain.node_events import NodeEvent
+from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.request import (
@@ -81,6 +90,7 @@ class NodeStart:
     limits: NodeLimits
     policy: str = ""
     """Whose turn rule it has beside the built-in ones: a FILE.py."""
+    power: Power | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +175,9 @@ _LATER: Mapping[type[Any], Sequence[str]] = {
     NodeHello: ("requests",),
     InvokeRequested: ("resumed",),
     Footprint: ("shared_bytes", "context_token_bytes", "context_tokens"),
+    TokensReport: ("busy_s",),
+    Heartbeat: ("energy",),
+    HeartbeatDue: ("energy",),
 }
 """Fields that are written only where they say anything, of what holds some of the above."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
+from mesh.domain.energy import Power
 from mesh.domain.ids import OperationId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import ImportFailed, LoadInstance, NodeCommand, NodeHello, NodeReport
@@ -48,6 +49,7 @@ class VirtualAgent:
         recorder: Recorder,
         ended: Callable[[], None],
         own_rule: TurnRule | None = None,
+        power: Power | None = None,
     ) -> None:
         self.node_id = identity.node_id
         self._identity = identity
@@ -60,7 +62,7 @@ class VirtualAgent:
         self._told_leaves = False
         self.link_id: int | None = None
         self.life = LinkLife(random.Random(identity.run_id), LINK_LIMITS)
-        self.core = NodeCore(limits=limits, own_rule=own_rule)
+        self.core = NodeCore(limits=limits, own_rule=own_rule, power=power)
         self.lanes = VirtualLanes(clock)
         self.engine = engine_of(self.lanes.spend)
         self.lanes.more_load_s = self.engine.more_load_s

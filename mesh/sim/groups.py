@@ -9,6 +9,7 @@ from math import inf
 
 from mesh.domain.checks import check_name, check_spec
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
+from mesh.domain.energy import parse_watts
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.limits import CellLimits, NodeLimits
@@ -66,6 +67,8 @@ class NodeGroup:
     """Engine processes that it is meant to keep: memory of their own is set aside for so many where
     it does not follow the instances (`CellCosts.kept_process_bytes`).
     """
+    watts: str | None = None
+    """IDLE:BUSY, in place of those of its hardware."""
     costs: GivenCosts = field(default_factory=GivenCosts)
     primed_tokens_max: int = 0
     """As in NodeLimits; tables know no first time."""
@@ -149,6 +152,7 @@ def node_plans(
             weights_use=costs.weights_use,
             seed=seed,
             comes_s=group.comes_s,
+            power=hardware.power if group.watts is None else parse_watts(group.watts),
         )
 
 
@@ -212,6 +216,8 @@ def check_group(group: NodeGroup | DeploymentGroup) -> None:
         costs = group.costs.onto(NodeCosts())
         at_least(f"{group.name}: processes", group.processes, above=False)
         at_least(f"{group.name}: memory_gib", group.memory_gib, above=True, finite=True)
+        if group.watts is not None:
+            parse_watts(group.watts)
         if group.comes_s is not None:
             at_least(f"{group.name}: comes_s", group.comes_s, above=False)
         at_least(f"{group.name}: prefetch_gib", group.prefetch_gib, above=False, finite=True)

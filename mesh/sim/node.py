@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mesh.domain.energy import Power
 from mesh.domain.ids import ModelId, NodeId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
@@ -40,6 +41,7 @@ class NodePlan:
     """It counts as in use while it holds an instance, not only while it is busy."""
     seed: int = 0
     """The seed of what is drawn at random on the node, beside its name."""
+    power: Power | None = None
     comes_s: float | None = None
     """It comes so long after it is wanted, and goes again; infinite: it never comes. None: it is
     there from the beginning.
@@ -146,6 +148,7 @@ class VirtualNode:
                 rule_digest=name_of(self._own_rule).digest if self._own_rule else "",
             ),
             own_rule=self._own_rule,
+            power=self.plan.power,
             limits=self.plan.limits,
             engine_of=self._engine_of,
             recorder=self,

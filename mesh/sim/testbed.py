@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from mesh.domain.energy import Power, parse_watts
 from mesh.domain.errors import NotFound
 from mesh.domain.ids import ModelId
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
@@ -37,6 +38,8 @@ class Hardware:
     """0 for a GPU."""
     block_tokens: int
     """The tokens of a KV block, as the testbed's engine has them on this hardware."""
+    power: Power | None
+    """`None` where nobody has told what it draws."""
 
     @property
     def fingerprint(self) -> str:
@@ -62,6 +65,7 @@ def known_hardware() -> dict[str, Hardware]:
             name=raw["name"],
             cores=raw["cores"],
             block_tokens=raw["block_tokens"],
+            power=parse_watts(raw["watts"]) if "watts" in raw else None,
         )
         for key, raw in _tables()["hardware"].items()
     }

@@ -372,6 +372,7 @@ class Deployment(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     DIFFERS_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     context_tokens_max: _builtins.int
     queued: _builtins.int
@@ -402,6 +403,8 @@ class Deployment(_message.Message):
     def revisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Revision]: ...
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassView]: ...
+    @_builtins.property
+    def energy(self) -> Global___EnergyView: ...
     def __init__(
         self,
         *,
@@ -423,10 +426,11 @@ class Deployment(_message.Message):
         cached_tokens: _builtins.int = ...,
         classes: _abc.Iterable[Global___ClassView] | None = ...,
         differs: _builtins.str = ...,
+        energy: Global___EnergyView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "model", b"model", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "differs", b"differs", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "differs", b"differs", "energy", b"energy", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -754,6 +758,7 @@ class Node(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _builtins.str
     device: _builtins.str
@@ -800,6 +805,8 @@ class Node(_message.Message):
     def footprints(self) -> _containers.MessageMap[_builtins.str, _model_pb2.Footprint]:
         """By shape: what the last instance that was loaded said."""
 
+    @_builtins.property
+    def energy(self) -> Global___EnergyView: ...
     def __init__(
         self,
         *,
@@ -828,10 +835,11 @@ class Node(_message.Message):
         precision: _builtins.str = ...,
         phase: _builtins.str = ...,
         share: _builtins.float = ...,
+        energy: Global___EnergyView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "busy_load_factor", b"busy_load_factor", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "footprints", b"footprints", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "phase", b"phase", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "share", b"share", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "busy_load_factor", b"busy_load_factor", "cores", b"cores", "device", b"device", "energy", b"energy", "engine", b"engine", "fingerprint", b"fingerprint", "footprints", b"footprints", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "phase", b"phase", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "share", b"share", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1007,6 +1015,7 @@ class Status(_message.Message):
     STATE_PATH_FIELD_NUMBER: _builtins.int
     PREFETCHES_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     uptime_s: _builtins.float
     nodes_ready: _builtins.int
@@ -1023,6 +1032,8 @@ class Status(_message.Message):
     def prefetches(self) -> Global___Prefetches: ...
     @_builtins.property
     def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodesWanted]: ...
+    @_builtins.property
+    def energy(self) -> Global___EnergyView: ...
     def __init__(
         self,
         *,
@@ -1039,14 +1050,79 @@ class Status(_message.Message):
         state_path: _builtins.str = ...,
         prefetches: Global___Prefetches | None = ...,
         wanted: _abc.Iterable[Global___NodesWanted] | None = ...,
+        energy: Global___EnergyView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prefetches", b"prefetches"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "prefetches", b"prefetches"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "instances", b"instances", "nodes", b"nodes", "nodes_ready", b"nodes_ready", "prefetches", b"prefetches", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "state_path", b"state_path", "uptime_s", b"uptime_s", "version", b"version", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "energy", b"energy", "instances", b"instances", "nodes", b"nodes", "nodes_ready", b"nodes_ready", "prefetches", b"prefetches", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "state_path", b"state_path", "uptime_s", b"uptime_s", "version", b"version", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class EnergyView(_message.Message):
+    """What nodes took since the controller began to count. Joules are absent where nobody told them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    IDLE_J_FIELD_NUMBER: _builtins.int
+    BUSY_J_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    J_PER_REQUEST_FIELD_NUMBER: _builtins.int
+    J_PER_OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why joules of nodes are not known."""
+    idle_j: _builtins.float
+    """While nodes did not compute, and while they did."""
+    busy_j: _builtins.float
+    requests: _builtins.int
+    """Of the requests that ended while their node told its joules, and their tokens."""
+    output_tokens: _builtins.int
+    j_per_request: _builtins.float
+    """Of busy_j."""
+    j_per_output_token: _builtins.float
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """EnergySources."""
+
+    def __init__(
+        self,
+        *,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+        idle_j: _builtins.float | None = ...,
+        busy_j: _builtins.float | None = ...,
+        requests: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        j_per_request: _builtins.float | None = ...,
+        j_per_output_token: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_j", b"_busy_j", "_idle_j", b"_idle_j", "_j_per_output_token", b"_j_per_output_token", "_j_per_request", b"_j_per_request", "busy_j", b"busy_j", "idle_j", b"idle_j", "j_per_output_token", b"j_per_output_token", "j_per_request", b"j_per_request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_j", b"_busy_j", "_idle_j", b"_idle_j", "_j_per_output_token", b"_j_per_output_token", "_j_per_request", b"_j_per_request", "busy_j", b"busy_j", "idle_j", b"idle_j", "j_per_output_token", b"j_per_output_token", "j_per_request", b"j_per_request", "output_tokens", b"output_tokens", "reason", b"reason", "requests", b"requests", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__busy_j: _TypeAlias = _typing.Literal["busy_j"]  # noqa: Y015
+    _WhichOneofArgType__busy_j: _TypeAlias = _typing.Literal["_busy_j", b"_busy_j"]  # noqa: Y015
+    _WhichOneofReturnType__idle_j: _TypeAlias = _typing.Literal["idle_j"]  # noqa: Y015
+    _WhichOneofArgType__idle_j: _TypeAlias = _typing.Literal["_idle_j", b"_idle_j"]  # noqa: Y015
+    _WhichOneofReturnType__j_per_output_token: _TypeAlias = _typing.Literal["j_per_output_token"]  # noqa: Y015
+    _WhichOneofArgType__j_per_output_token: _TypeAlias = _typing.Literal["_j_per_output_token", b"_j_per_output_token"]  # noqa: Y015
+    _WhichOneofReturnType__j_per_request: _TypeAlias = _typing.Literal["j_per_request"]  # noqa: Y015
+    _WhichOneofArgType__j_per_request: _TypeAlias = _typing.Literal["_j_per_request", b"_j_per_request"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__busy_j) -> _WhichOneofReturnType__busy_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_j) -> _WhichOneofReturnType__idle_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__j_per_output_token) -> _WhichOneofReturnType__j_per_output_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__j_per_request) -> _WhichOneofReturnType__j_per_request | None: ...
+
+Global___EnergyView: _TypeAlias = EnergyView  # noqa: Y015
 
 @_typing.final
 class NodesWanted(_message.Message):
@@ -1414,6 +1490,7 @@ class Usage(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     SLO_CLASS_FIELD_NUMBER: _builtins.int
+    ENERGY_J_FIELD_NUMBER: _builtins.int
     hour_unix_s: _builtins.int
     """When the hour began, in seconds since 1970."""
     deployment: _builtins.str
@@ -1427,6 +1504,8 @@ class Usage(_message.Message):
     key_id: _builtins.str
     slo_class: _builtins.str
     """The SLO class, of a deployment that has some."""
+    energy_j: _builtins.float
+    """While nodes computed for it. Absent where none told its joules."""
     def __init__(
         self,
         *,
@@ -1439,11 +1518,14 @@ class Usage(_message.Message):
         tenant: _builtins.str = ...,
         key_id: _builtins.str = ...,
         slo_class: _builtins.str = ...,
+        energy_j: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "energy_j", b"energy_j"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "hour_unix_s", b"hour_unix_s", "key_id", b"key_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "slo_class", b"slo_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "deployment", b"deployment", "energy_j", b"energy_j", "hour_unix_s", b"hour_unix_s", "key_id", b"key_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "slo_class", b"slo_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__energy_j: _TypeAlias = _typing.Literal["energy_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_j: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_j) -> _WhichOneofReturnType__energy_j | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015

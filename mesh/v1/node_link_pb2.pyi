@@ -1094,6 +1094,7 @@ class Heartbeat(_message.Message):
     SWAPPED_BYTES_FIELD_NUMBER: _builtins.int
     SWAPPED_S_FIELD_NUMBER: _builtins.int
     LEAVES_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it. 0 means 1."""
@@ -1114,6 +1115,10 @@ class Heartbeat(_message.Message):
     def models(self) -> Global___HeldModels:
         """All that the node has at hand. Absent: as it said last on this link."""
 
+    @_builtins.property
+    def energy(self) -> Global___Energy:
+        """What the node took since the heartbeat before. Absent: it does not say."""
+
     def __init__(
         self,
         *,
@@ -1126,14 +1131,59 @@ class Heartbeat(_message.Message):
         swapped_bytes: _builtins.int = ...,
         swapped_s: _builtins.float = ...,
         leaves: _builtins.bool = ...,
+        energy: Global___Energy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "engine_bytes", b"engine_bytes", "instances", b"instances", "leaves", b"leaves", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes", "swapped_bytes", b"swapped_bytes", "swapped_s", b"swapped_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "energy", b"energy", "engine_bytes", b"engine_bytes", "instances", b"instances", "leaves", b"leaves", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes", "swapped_bytes", b"swapped_bytes", "swapped_s", b"swapped_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Energy(_message.Message):
+    """Joules are absent where they are not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    IDLE_J_FIELD_NUMBER: _builtins.int
+    BUSY_J_FIELD_NUMBER: _builtins.int
+    BUSY_S_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """An EnergySource. Empty: none."""
+    idle_j: _builtins.float
+    """While it did not compute."""
+    busy_j: _builtins.float
+    """In the iterations that ended since then, and their seconds."""
+    busy_s: _builtins.float
+    reason: _builtins.str
+    """Why joules are not known."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        idle_j: _builtins.float | None = ...,
+        busy_j: _builtins.float | None = ...,
+        busy_s: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_j", b"_busy_j", "_idle_j", b"_idle_j", "busy_j", b"busy_j", "idle_j", b"idle_j"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_j", b"_busy_j", "_idle_j", b"_idle_j", "busy_j", b"busy_j", "busy_s", b"busy_s", "idle_j", b"idle_j", "reason", b"reason", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__busy_j: _TypeAlias = _typing.Literal["busy_j"]  # noqa: Y015
+    _WhichOneofArgType__busy_j: _TypeAlias = _typing.Literal["_busy_j", b"_busy_j"]  # noqa: Y015
+    _WhichOneofReturnType__idle_j: _TypeAlias = _typing.Literal["idle_j"]  # noqa: Y015
+    _WhichOneofArgType__idle_j: _TypeAlias = _typing.Literal["_idle_j", b"_idle_j"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__busy_j) -> _WhichOneofReturnType__busy_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_j) -> _WhichOneofReturnType__idle_j | None: ...
+
+Global___Energy: _TypeAlias = Energy  # noqa: Y015
 
 @_typing.final
 class HeldModels(_message.Message):
@@ -1434,6 +1484,7 @@ class TokensReport(_message.Message):
     PREFILL_LEFT_FIELD_NUMBER: _builtins.int
     CORRECTION_FIELD_NUMBER: _builtins.int
     STARVED_FIELD_NUMBER: _builtins.int
+    BUSY_S_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     correction: _builtins.float
     @_builtins.property
@@ -1444,6 +1495,10 @@ class TokensReport(_message.Message):
     def starved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Requests that made no progress for want of KV blocks."""
 
+    @_builtins.property
+    def busy_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The seconds of it that went to each of outputs, then of prefill_left. Empty: not told."""
+
     def __init__(
         self,
         *,
@@ -1452,10 +1507,11 @@ class TokensReport(_message.Message):
         prefill_left: _abc.Iterable[Global___PrefillLeft] | None = ...,
         correction: _builtins.float = ...,
         starved: _abc.Iterable[_builtins.str] | None = ...,
+        busy_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "instance_id", b"instance_id", "outputs", b"outputs", "prefill_left", b"prefill_left", "starved", b"starved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "correction", b"correction", "instance_id", b"instance_id", "outputs", b"outputs", "prefill_left", b"prefill_left", "starved", b"starved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

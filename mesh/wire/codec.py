@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from mesh.domain.checks import check_slo
 from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.energy import Energy
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
@@ -167,6 +168,7 @@ def _check_sizes(sizes: tuple[int, ...], name: str, *, least: int) -> None:
 
 
 _FACTOR = Range(least=0.0, above=True)
+_SECONDS = Range(least=0.0)
 _FINISHES: dict[str, FinishReason | None] = {"": None, **{r.value: r for r in FinishReason}}
 
 
@@ -235,6 +237,7 @@ def _tokens_to_wire(report: TokensReport) -> pb.TokensReport:
         ],
         starved=report.starved,
         correction=report.correction,
+        busy_s=report.busy_s,
     )
 
 
@@ -293,6 +296,7 @@ def _tokens_from_wire(message: pb.TokensReport, _: str) -> TokensReport:
             RequestId(identifier(request_id, message, "starved")) for request_id in message.starved
         ),
         correction=within(_FACTOR, message.correction or 1.0, message, "correction"),
+        busy_s=tuple([within(_SECONDS, one, message, "busy_s") for one in message.busy_s]),
     )
 
 
@@ -333,6 +337,7 @@ _MAPPINGS = Mappings(
         Finished: Rule(names={"node_id": "node"}),
         Grid: ByHand(encode=_grid_to_wire, decode=_grid_from_wire),
         HeldRequest: ByHand(encode=_held_to_wire, decode=_held_from_wire),
+        Energy: Rule(tolerant=frozenset({"source"})),
         Heartbeat: Rule(tolerant=frozenset({"models"})),
         InstanceLoaded: Rule(tolerant=frozenset({"tier"})),
         Mixture: Rule(check=_check_mixture),

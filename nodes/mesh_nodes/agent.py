@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
+from mesh.domain.energy import EnergyReading, Power
 from mesh.domain.errors import EngineError, MeshError, StorageError
 from mesh.domain.ids import ModelId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
@@ -82,9 +83,9 @@ class CarriedLink:
 class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
     the node takes of its device's memory now, `nearer` what a load would find nearer than in its
-    store, given the folders there. Without `loads` it neither tells nor keeps what loads take.
-    `joined` is called at each welcome. With `grace_s` it is drained before it stops, for so long at
-    most.
+    store, given the folders there, `energy` what its energy counter says. Without `loads` it
+    neither tells nor keeps what loads take. `joined` is called at each welcome. With `grace_s` it
+    is drained before it stops, for so long at most.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class Agent:
         identity: NodeHello,
         limits: NodeLimits,
         own_rule: TurnRule | None = None,
+        power: Power | None = None,
+        energy: Callable[[], EnergyReading] = EnergyReading,
         store_path: Path,
         controller: str,
         resident_bytes: Callable[[], int],
@@ -117,7 +120,8 @@ class Agent:
         """It is drained, and then stops."""
         self._linked = False
         self._in_use = ModelsInUse(store_path)
-        self._core = NodeCore(limits=limits, own_rule=own_rule)
+        self._core = NodeCore(limits=limits, own_rule=own_rule, power=power)
+        self._energy = energy
         self._resident_bytes = resident_bytes
         self._nearer = nearer
         self._models: tuple[HeldModel, ...] | None = None
@@ -331,6 +335,7 @@ class Agent:
                     (m.instance_id, m.kv_blocks_cached) for m in books if m.kv_blocks_cached
                 ),
                 leaves=self._leaving is not None,
+                energy=self._energy(),
             )
             told = self._models
             self._post(due)

@@ -103,6 +103,15 @@ class Gpus:
         """By whomever, now."""
         return int(self._memory(self._handle(gpu.index)).used)
 
+    def energy_j(self, gpu: Gpu) -> float:
+        """What the GPU has taken since its driver was loaded. Raises Unavailable where it does not
+        count that.
+        """
+        millijoules = ctypes.c_ulonglong()
+        handle = self._handle(gpu.index)
+        self._ask("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(millijoules))
+        return millijoules.value / 1e3
+
     def _gpu(self, index: int) -> Gpu:
         handle = self._handle(index)
         name = ctypes.create_string_buffer(_NAME_BYTES)

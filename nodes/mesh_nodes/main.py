@@ -33,6 +33,7 @@ from mesh_loader.importing import ImportRules
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
 from mesh_nodes.announcing import Announcer
+from mesh_nodes.energy import energy_counter
 from mesh_nodes.engines.choosing import BuiltEngine, Say, build_engine
 from mesh_nodes.engines.host_memory import own_resident_bytes
 from mesh_nodes.hardware import fingerprint, probe
@@ -96,7 +97,9 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions, Say], BuiltEngine])
         if options.journal is not None:
             from mesh.runtime.journal import NodeStart, open_journal  # with cattrs: 30 ms of CPU
 
-            start = NodeStart(version=__version__, limits=limits, policy=options.policy)
+            start = NodeStart(
+                version=__version__, limits=limits, policy=options.policy, power=options.power
+            )
             recorders.append(open_journal(options.journal, start))
             stack.callback(recorders[0].close)
         announcer = Announcer(options.join.split(",")[0], _starting(options))
@@ -112,6 +115,8 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions, Say], BuiltEngine])
             loads=_loads(options.home, identity, store_path, built),
             limits=limits,
             own_rule=own_rule,
+            power=options.power,
+            energy=energy_counter(options.gpu),
             store_path=store_path,
             controller=options.join,
             resident_bytes=built.resident_bytes,

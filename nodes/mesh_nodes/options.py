@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mesh.domain.checks import check_name
+from mesh.domain.energy import Power, parse_watts
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import NodeId
 from mesh.domain.model import ComputePrecision, KvPrecision
@@ -106,6 +107,12 @@ OPTIONS = (
     ),
     Option(
         flag="--numa", metavar="N", kind=int, help="CPUs of NUMA node N alone, near its memory."
+    ),
+    Option(
+        flag="--watts",
+        metavar="IDLE:BUSY",
+        help="What it draws at rest and while it computes, like 60:230: its joules are reckoned by "
+        "that where no energy counter (RAPL, NVML) can be read.",
     ),
     Option(
         flag="--precision",
@@ -206,6 +213,8 @@ class NodeOptions:
     """The threads that one iteration computes with."""
     numa: int | None
     """The NUMA node that all of it is near to, if to any."""
+    power: Power | None
+    """By which its joules are reckoned where no counter tells them."""
     precision: ComputePrecision | None
     """The precision of computation; `None` stands for the quickest by the clock. The same holds for
     `kv`.
@@ -275,6 +284,7 @@ def read_options(
         page_cache_bytes=_page_cache_bytes(given.page_cache, memory_bytes, machine, engine),
         threads=_threads(given.threads, hardware),
         numa=given.numa,
+        power=None if given.watts is None else parse_watts(given.watts),
         precision=_of_openvino(ComputePrecision, "--precision", given.precision, engine),
         kv=_of_openvino(KvPrecision, "--kv", given.kv, engine),
         asleep_max=_asleep(given.asleep, device),

@@ -33,6 +33,12 @@ def cores_of(cpus: Iterable[int], sys: Path = SYS) -> int:
     return len({_siblings(number, sys) for number in cpus})
 
 
+def packages_of(cpus: Iterable[int], sys: Path = SYS) -> frozenset[int]:
+    """The sockets that these logical CPUs are in; none where the kernel does not tell."""
+    names = (sys / "cpu" / f"cpu{n}" / "topology" / "physical_package_id" for n in cpus)
+    return frozenset(int(text) for name in names if (text := read(name).strip()).isdigit())
+
+
 def numa_nodes(allowed: frozenset[int], sys: Path = SYS) -> tuple[NumaNode, ...]:
     """Those with CPUs that are allowed and memory, in their order. None where the kernel was built
     without.

@@ -43,7 +43,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
     """One cell for all tests; each test deploys under names of its own."""
     home = tmp_path_factory.mktemp("cell")
     write_tiny_llama(home / "tiny")
-    with running_cell(home) as cell:
+    with running_cell(home, node_options=("--watts", "10:50")) as cell:
         yield cell
 
 

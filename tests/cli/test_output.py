@@ -13,6 +13,7 @@ import yaml
 from mesh.cli import output, tables
 from mesh.cli.output import Format, number, text_columns, word
 from mesh.cli.progress import progress
+from mesh.domain.energy import EnergySource, energy_view
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
@@ -354,6 +355,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "queued              1\n"
         "served              1234\n"
         "refused             0\n"
+        "energy              not known\n"
         "model_id            sha256-0123456789abcdef\n"
         "architecture        llama\n"
         "format              safetensors\n"
@@ -369,7 +371,17 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_joules_are_told_with_their_source_and_why_they_are_not_known() -> None:
+    took = energy_view(
+        (EnergySource.RAPL,), idle_j=30.0, busy_j=123.45, requests=10, output_tokens=1000
+    )
+    said = "123.5 J computing, 12.3 J a request, 0.123 J an output token, 30.0 J idle (by rapl)"
+    assert tables.energy_words(took) == said
+    unread = energy_view((), reason="there is no RAPL counter")
+    assert tables.energy_words(unread) == "not known: there is no RAPL counter"
+
+
 def test_a_deployment_that_is_still_imported_has_no_model_fields() -> None:
     names = [name for name, _ in tables.deployment_fields(FRESH)]
     assert "model_id" not in names
-    assert names[-1] == "refused"
+    assert names[-1] == "energy"

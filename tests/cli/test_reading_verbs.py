@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import threading
 import time
+from typing import Any
 
 import yaml
 
@@ -46,7 +48,7 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
     ran = cell.mesh("describe", "cpu0")
     assert (ran.code, ran.err) == (0, "")
     *of_node, loads, shapes, a, b, c, d = [part.split()[0] for part in ran.out.split("\n\n")]
-    assert (of_node, loads, shapes) == (["NODE"] * 2, "LOADS_FROM", "SHAPE")
+    assert (of_node, loads, shapes) == (["NODE", "energy", "NODE"], "LOADS_FROM", "SHAPE")
     assert {a, b, c, d} == {"INSTANCE"}
     assert "STALLS  LONGEST_S  LAST_AGO_S" in ran.out
     found = json.loads(cell.mesh("describe", "cpu0", "-o", "json").out)
@@ -103,14 +105,41 @@ def test_usage_is_shown_by_deployment_and_hour(cell: RunningCell, chat: str) -> 
     header, *rows = cell.mesh("usage", "--by", "both", "--since", "2h").out.splitlines()
     assert header.split() == [
         *("HOUR", "DEPLOYMENT", "REQUESTS"),
-        *("PROMPT_TOKENS", "OUTPUT_TOKENS", "REFUSED"),
+        *("PROMPT_TOKENS", "OUTPUT_TOKENS", "REFUSED", "ENERGY_J"),
     ]
     assert any(row.split()[1] == chat for row in rows)
     head, *lines = cell.mesh("usage", "-o", "csv").out.splitlines()
-    assert head == "deployment,requests,prompt_tokens,output_tokens,refused"
+    assert head == "deployment,requests,prompt_tokens,output_tokens,refused,energy_j"
     assert any(line.startswith(f"{chat},") for line in lines)
     assert cell.mesh("usage", "--since", "yesterday").code == 2
+    until(lambda: bool(_used(cell, chat)["energy_j"]))
     assert cell.mesh("usage", "--since", "2999-01-01").out.split()[0] == "DEPLOYMENT"
+
+
+def _used(cell: RunningCell, name: str) -> dict[str, Any]:
+    found = json.loads(cell.mesh("usage", "-o", "json").out)
+    return next(one for one in found if one["deployment"] == name)
+
+
+def test_joules_are_shown_of_the_cell_of_deployments_and_of_nodes(
+    cell: RunningCell, chat: str
+) -> None:
+    assert cell.mesh("invoke", chat, "hello", "--max-tokens", "4").code == 0
+    until(lambda: bool(_energy(cell, "describe", chat)["j_per_request"]))
+    charged, whole = _energy(cell, "describe", chat), _energy(cell, "status")
+    assert charged["idle_j"] is None
+    assert charged["j_per_output_token"] < charged["busy_j"] <= whole["busy_j"]
+    assert whole["idle_j"] > 0
+    assert _energy(cell, "describe", "cpu0")["sources"] == whole["sources"]
+    for shown in ("status",), ("describe", chat), ("describe", "cpu0"):
+        said = re.search(r"^energy +(.*)$", cell.mesh(*shown).out, re.M)
+        assert said is not None
+        assert re.search(r"J computing, .* J an output token.*\((by \w+)\)$", said[1]), said[1]
+
+
+def _energy(cell: RunningCell, *verb: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cell.mesh(*verb, "-o", "json").out)["energy"]
+    return found
 
 
 def test_logs_tell_what_happened_in_words_and_as_json_lines(cell: RunningCell, chat: str) -> None:

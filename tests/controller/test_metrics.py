@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.domain.actions import DeliverTokens, RemoveDeployment, SendCommand, StoreDeployment
+from mesh.domain.energy import EnergySource, energy_view
 from mesh.domain.events import DeleteRequested, DeploymentStored, InvokeRequested, NodeReported
-from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import InstanceLoaded
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason
@@ -161,8 +162,17 @@ def test_loads_of_a_revision_are_those_of_its_deployment() -> None:
 
 
 def test_gauges_are_those_of_the_snapshot() -> None:
-    cell = replace(EMPTY, deployments=(CHAT_SMALL,), nodes=(NODE,))
+    took = energy_view((EnergySource.RAPL,), idle_j=3.0, busy_j=7.5)
+    unknown = replace(NODE, node_id=NodeId("cpu1"))
+    nodes, chat = (replace(NODE, energy=took), unknown), replace(CHAT_SMALL, energy=took)
+    cell = replace(EMPTY, deployments=(chat,), nodes=nodes)
     samples = scraped(Meter(lambda name: True), cell)
+    assert total(samples, "mesh_energy_joules_total", model_name=chat.spec.name) == 7.5
+    joules = [key for key in samples if key[0] == "mesh_node_energy_joules_total"]
+    assert {dict(labels)["node"] for _, labels in joules} == {"cpu0"}, "none of an unknown"
+    for state, joules_of in ("idle", 3.0), ("computing", 7.5):
+        name = "mesh_node_energy_joules_total"
+        assert total(samples, name, node="cpu0", state=state, source="rapl") == joules_of
     for one in cell.deployments:
         name = one.spec.name
         assert total(samples, "vllm:num_requests_running", model_name=name) == one.running

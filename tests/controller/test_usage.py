@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ from mesh.controller.keys import KeyBook
 from mesh.controller.usage import FILE_NAME, RETRY_S, UsageBook, UsageMeter
 from mesh.domain.access import NOBODY, Role
 from mesh.domain.actions import DeliverTokens, RefuseRequest
+from mesh.domain.energy import Energy, EnergySource
 from mesh.domain.errors import StorageError
-from mesh.domain.events import CancelRequested, InvokeRequested
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.events import CancelRequested, InvokeRequested, NodeReported
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.messages import Heartbeat, NodeReport, TokensReport
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens
 from mesh.domain.usage import HOUR_S, Usage, UsageBy, summed
 
 START_UNIX_S = 100 * HOUR_S
+COLUMNS = [one.name for one in fields(Usage)]
 CHAT = DeploymentName("chat")
 
 
@@ -103,6 +107,53 @@ def test_names_that_are_not_deployed_are_counted_together(book: UsageBook) -> No
         metered.call(request_id, name)
         metered.refuse(request_id)
     assert book.since(0.0) == (used(0, "", 0, 0, 0, 2),)
+
+
+def test_joules_go_to_those_whose_iterations_they_were_whatever_has_ended(book: UsageBook) -> None:
+    metered = Metered(book)
+
+    def report(said: NodeReport) -> None:
+        metered.meter.record(0.0, NodeReported(link_id=1, report=said), ())
+
+    def heartbeat(busy_j: float | None) -> None:
+        energy = Energy(source=EnergySource.WATTS, busy_j=busy_j, busy_s=5.0)
+        report(Heartbeat(rss_bytes=1, energy=energy))
+
+    metered.call("r1")
+    metered.call("r2", "unknown")
+    one = RequestTokens(request_id=RequestId("r1"), attempt=1, first_index=0, token_ids=(1,))
+    left, busy_s = ((RequestId("r2"), 7), (RequestId("gone"), 7)), (3.0, 1.0, 1.0)
+    said = TokensReport(
+        instance_id=InstanceId("i"), outputs=(one,), prefill_left=left, busy_s=busy_s
+    )
+    report(said)
+    metered.tokens("r1", 1, FinishReason.STOP)
+    assert [usage.energy_j for usage in book.since(0.0)] == [None], "nobody has told it yet"
+    heartbeat(50.0)
+    assert {u.deployment: u.energy_j for u in book.since(0.0)} == {CHAT: 30.0, "": 10.0}
+    report(said)
+    heartbeat(None)
+    metered.call("r1")
+    report(said)
+    heartbeat(50.0)
+    used_j = {u.deployment: u.energy_j for u in book.since(0.0)}
+    assert used_j == {CHAT: 60.0, "": 20.0}, "what is not known adds nothing"
+
+
+@pytest.mark.parametrize("schema", [1, 2, 3])
+def test_a_file_of_before_is_read_and_has_no_joules(tmp_path: Path, schema: int) -> None:
+    with closing(UsageBook(tmp_path)) as book:
+        book.add([used(0, CHAT, 1, 2, 3, 4)])
+    lacking = {1: ("tenant", "key_id", "slo_class"), 2: ("slo_class",), 3: ()}[schema]
+    columns = [name for name in COLUMNS if name not in (*lacking, "energy_j")]
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as plain:
+        plain.execute("ALTER TABLE usage RENAME TO new")
+        plain.execute(f"CREATE TABLE usage AS SELECT {', '.join(columns)} FROM new")
+        plain.execute("DROP TABLE new")
+        plain.execute(f"PRAGMA user_version = {schema}")
+        plain.commit()
+    with closing(UsageBook(tmp_path)) as book:
+        assert book.since(0.0) == (used(0, CHAT, 1, 2, 3, 4),)
 
 
 class FullDisk(UsageBook):

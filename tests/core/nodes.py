@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, SendReport
+from mesh.domain.energy import Power
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
@@ -47,10 +48,16 @@ def loaded(instance_id: InstanceId, tier: LoadTier = LoadTier.DISK) -> InstanceL
 class NodeUnderTest:
     """A node core whose instances of these names are loaded."""
 
-    def __init__(self, *names: str, turns: TurnRule = HEADROOM, turn_s_max: float = 0.0) -> None:
+    def __init__(
+        self,
+        *names: str,
+        turns: TurnRule = HEADROOM,
+        turn_s_max: float = 0.0,
+        power: Power | None = None,
+    ) -> None:
         limits = NodeLimits(deadline_margin_s_max=0.0, primed_tokens_max=0)
         own_rule = turns if name_of(turns).digest else None
-        self.core = NodeCore(limits=limits, own_rule=own_rule)
+        self.core = NodeCore(limits=limits, own_rule=own_rule, power=power)
         self.now_s = 50.0
         self.tell(LinkOpened(rule=NodeRule(turn=name_of(turns), turn_s_max=turn_s_max)))
         for name in names:

@@ -137,7 +137,7 @@ def test_a_page_needs_nothing_else_and_follows_the_readers_light() -> None:
     assert "http" not in text
     assert not {"script", "link", "img", "iframe", "b"} & set(found.tags)
     assert "prefers-color-scheme: dark" in text
-    assert found.tags.count("table") == 4
+    assert found.tags.count("table") == 5
     assert found.tags.count("figure") == 3 + 6 + 2 * 3
     assert "&lt;b&gt;" in text
     assert text == page(evaluation(run(reference=Reference(met=4)), run(policy="<b>")))

@@ -26,7 +26,9 @@ def test_ours_stands_beside_theirs_with_a_ratio() -> None:
 
 
 def test_the_figures_of_a_run_are_all_told() -> None:
-    met, nodes, latency, endings = tables(evaluation(run()))
+    met, nodes, energy, latency, endings = tables(evaluation(run()))
+    assert row(energy, "llm-mesh")["J_PER_OUTPUT_TOKEN"] == "2.000"
+    assert row(energy, "llm-mesh")["IDLE_KJ"] == "-"
     assert row(met, "llm-mesh")["MET_%"] == "50.0"
     assert row(met, "llm-mesh")["EVERY_TOKEN_GRACE_%"] == "75.0"
     assert (row(nodes, "llm-mesh")["CPU_NODES"], row(nodes, "llm-mesh")["GPU_NODES"]) == (

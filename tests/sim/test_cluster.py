@@ -12,8 +12,9 @@ import pytest
 from mesh.compute.times import Times
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import InvalidInput
-from mesh.domain.events import InvokeRequested
+from mesh.domain.events import InvokeRequested, NodeConnected, NodeReported
 from mesh.domain.limits import PREFILL_TOKENS_MAX
+from mesh.domain.messages import TokensReport
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.policy.registry import policy
 from mesh.runtime.journal import Journal, read_journal, replay
@@ -46,6 +47,39 @@ def test_the_same_seed_gives_the_same_journal_to_the_letter(tmp_path: Path) -> N
     digests = [hashlib.sha256(text.encode()).hexdigest() for text in (first, again, other)]
     assert digests[0] == digests[1]
     assert digests[0] != digests[2]
+
+
+def test_joules_are_those_of_the_watts_by_the_time_that_nodes_computed(tmp_path: Path) -> None:
+    text = SMALL.replace("memory_gib = 64\n", 'memory_gib = 64\nwatts = "100:300"\n')
+    read = scenario(tmp_path, text)
+    links, told_s = dict[int, str](), dict[str, float]()
+
+    class Told:
+        def record(self, now_s: float, event: object, actions: object) -> None:
+            if isinstance(event, NodeConnected):
+                links[event.link_id] = event.hello.node_id
+            elif isinstance(event, NodeReported) and isinstance(event.report, TokensReport):
+                name = links[event.link_id]
+                told_s[name] = told_s.get(name, 0.0) + sum(event.report.busy_s)
+
+    cell = VirtualCell(plan(read), recorders=(Told(),))
+    outcomes = cell.run(arrivals(read))
+    cell.clock.run_until(cell.clock.now_s() + 2.5)
+    now_s, seen = cell.clock.now_s(), cell.core.snapshot(cell.clock.now_s())
+    for node, virtual in zip(seen.nodes, cell.nodes, strict=True):
+        power = virtual.plan.power
+        assert power is not None
+        assert power.busy_watts == (300 if node.node_id == "cpu" else 230)
+        joules = (node.energy.idle_j or 0.0) + (node.energy.busy_j or 0.0)
+        computed_s = told_s[node.node_id]
+        assert 0.9 * virtual.computing_s < computed_s <= virtual.computing_s, "but for resizes"
+        reckoned_j = power.joules(now_s, computed_s)
+        assert 0 <= reckoned_j - joules < 2 * power.idle_watts, "but what the last beat lacks"
+        assert node.energy.busy_j == pytest.approx(power.busy_watts * computed_s)
+    charged = [one.energy for one in seen.deployments]
+    assert sum(one.busy_j or 0.0 for one in charged) == pytest.approx(seen.energy.busy_j)
+    assert seen.energy.requests == sum(outcome.finished for outcome in outcomes)
+    assert seen.energy.output_tokens == sum(len(outcome.tokens_s) for outcome in outcomes)
 
 
 def test_a_journal_of_a_simulation_replays_like_a_live_one(tmp_path: Path, made: CellPlan) -> None:

@@ -6,6 +6,7 @@ It fills what it is given by reference, as the real one does, and answers with e
 from typing import Any
 
 INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
 DRIVER_NOT_LOADED = 9
 
 
@@ -15,6 +16,8 @@ class FakeNvml:
     def __init__(self, *gpus: tuple[str, int, int, tuple[int, int]], init_code: int = 0) -> None:
         self._gpus = gpus
         self._init_code = init_code
+        self.energy_mj: int | None = None
+        """`None`: the GPUs are older than their counters."""
 
     def nvmlInit_v2(self) -> int:  # noqa: N802
         return self._init_code
@@ -40,6 +43,12 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:  # noqa: N802
         _, total, used, _ = self._gpus[handle.value - 1]
         memory._obj.total, memory._obj.used, memory._obj.free = total, used, total - used
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, energy: Any) -> int:  # noqa: N802
+        if self.energy_mj is None:
+            return NOT_SUPPORTED
+        energy._obj.value = self.energy_mj
         return 0
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any, major: Any, minor: Any) -> int:  # noqa: N802

@@ -191,6 +191,10 @@ INVALID: tuple[tuple[Message, str], ...] = (
         for starved, said in (("", "TokensReport lacks starved"), ("x" * 256, "has 256 characters"))
     ),
     *(
+        (node_link_pb2.TokensReport(instance_id="i1", busy_s=[1.0, s]), r"TokensReport\.busy_s is")
+        for s in (-1.0, nan, inf)
+    ),
+    *(
         (
             hello_of(load_rates={"disk": node_link_pb2.LoadRate(fixed_s=s, bytes_per_s=rate)}),
             r"LoadRate\.(fixed_s|bytes_per_s) is",

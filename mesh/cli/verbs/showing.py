@@ -44,9 +44,9 @@ def describe(name: str, form: Format, address: str) -> None:
     if isinstance(found, NodeSnapshot):
         output.table(tables.NODES, [found])
         output.text("")
-        if found.precision:
-            output.fields([("precision", found.precision)])
-            output.text("")
+        said = [("precision", found.precision)] * bool(found.precision)
+        output.fields([*said, ("energy", tables.energy_words(found.energy))])
+        output.text("")
         output.table(tables.NODE_MEMORY, [found])
         output.text("")
         output.table(tables.LOAD_TIMES, found.load_times)
@@ -164,5 +164,6 @@ def _status_fields(address: str, found: CellStatus) -> list[tuple[str, str]]:
         ("served", str(found.served)),
         ("refused", refused or "0"),
         ("prefetches", _prefetches(found.prefetches)),
+        ("energy", tables.energy_words(found.energy)),
         ("state_path", found.state_path),
     ]

@@ -294,6 +294,7 @@ def _simulate(
         checks=counts.checks,
         refusals=None if looks is None else looks.counts(outcomes),
         prefetches=run.cell.core.cell.prefetches.view,
+        energy=run.cell.core.cell.energy,
         cold_felt=cold_felt,
         loaded_bytes=loaded_bytes,
         report=None if told is None else told.report(named or "", outcomes),

@@ -19,6 +19,7 @@ _COUNTS: tuple[Column[Usage], ...] = (
     number("PROMPT_TOKENS", lambda u: u.prompt_tokens),
     number("OUTPUT_TOKENS", lambda u: u.output_tokens),
     number("REFUSED", lambda u: u.refused),
+    number("ENERGY_J", lambda u: None if u.energy_j is None else f"{u.energy_j:.1f}"),
 )
 _HOUR: Column[Usage] = word("HOUR", lambda u: _iso(u.hour_unix_s))
 _DEPLOYMENT: Column[Usage] = word("DEPLOYMENT", lambda u: u.deployment or "(unknown)")

@@ -28,6 +28,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand, SetTimer
+from mesh.domain.energy import Energy, energy_view
 from mesh.domain.events import RetryLoadDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState, NodeState
@@ -125,6 +126,13 @@ def _note_iteration(ctx: EventContext, node: NodeEntry, report: TokensReport) ->
     node.note_iteration(ctx.now_s)
     if instance is None:
         return
+    if report.busy_s:
+        node.energy_book.note(
+            instance.deployment,
+            sum(report.busy_s),
+            requests=sum(outputs.finish is not None for outputs in report.outputs),
+            output_tokens=sum(len(outputs.token_ids) for outputs in report.outputs),
+        )
     if report.correction < instance.correction.latest * EASED_SHARE:
         node.touch()
     slower = report.correction >= 1.0
@@ -147,6 +155,8 @@ def _heartbeat(ctx: EventContext, node: NodeEntry, report: Heartbeat) -> None:
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
     node.note_heartbeat(report)
+    if report.energy is not None:
+        _share_out(ctx, node, report.energy)
     if report.models is not None:
         expect_loads(ctx, node)
     listed = {loaded.instance_id for loaded in report.instances}
@@ -167,6 +177,24 @@ def _heartbeat(ctx: EventContext, node: NodeEntry, report: Heartbeat) -> None:
     restore(ctx, node)
     if report.leaves and node.state is NodeState.READY:
         drain(ctx, node)
+
+
+def _share_out(ctx: EventContext, node: NodeEntry, energy: Energy) -> None:
+    """Charge deployments with what their requests took of the node's joules."""
+    took = node.energy_book.settle(energy)
+    for name, taken in took.items():
+        if name in ctx.cell.deployments:
+            ctx.cell.deployments[name].note_energy(taken)
+    told = energy_view(
+        () if energy.source is None else (energy.source,),
+        reason=energy.reason,
+        idle_j=energy.idle_j,
+        busy_j=energy.busy_j,
+        requests=sum(taken.requests for taken in took.values()),
+        output_tokens=sum(taken.output_tokens for taken in took.values()),
+    )
+    node.note_energy(told)
+    ctx.cell.note_energy(told)
 
 
 def _loaded(ctx: EventContext, node: NodeEntry, report: InstanceLoaded) -> None:

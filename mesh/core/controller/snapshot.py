@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from statistics import median
 
 from mesh.compute.times import Times
@@ -11,6 +12,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.deployment import Deployment
+from mesh.domain.energy import together
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.profile import Profile
@@ -69,6 +71,7 @@ def look(cell: Cell) -> Looking:
         refused=tuple(sorted(cell.refused.items())),
         prefetches=cell.prefetches.view,
         wanted=nodes_wanted(cell, now_s),
+        energy=replace(cell.energy, reason=together(n.energy for n in cell.nodes.values()).reason),
     )
 
 
@@ -116,6 +119,7 @@ def _deployment(cell: Cell, entry: DeploymentEntry, now_s: float) -> DeploymentS
         revisions=_revisions(rollout, entry) if rollout is not None else (),
         prompt_tokens=sum(e.prompt_tokens for e in answering),
         cached_tokens=sum(e.cached_tokens for e in answering),
+        energy=together(e.energy for e in answering),
         classes=_classes(entry, answering) if entry.spec.classes else (),
     )
 
@@ -208,6 +212,7 @@ def _node(cell: Cell, node: NodeEntry, now_s: float) -> NodeSnapshot:
         asleep=node.asleep(),
         load_times=cell.expectations.load_times(node.hello),
         footprints=tuple(sorted(node.footprints.items())),
+        energy=node.energy,
     )
 
 

@@ -10,6 +10,7 @@ from typing import assert_never
 
 from mesh.core.node import imports, instances, measuring, prefixes, swapping
 from mesh.core.node.context import NodeEventContext
+from mesh.core.node.energy import EnergyMeter
 from mesh.core.node.instances import cancel
 from mesh.core.node.iterations import broken, learn, step_finished, submit_broke, tell_refined
 from mesh.core.node.local_instance import LocalInstance, LocalState
@@ -17,6 +18,7 @@ from mesh.core.node.priming import to_prime
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
 from mesh.domain.actions import FetchKv, NodeAction, StartStep, SubmitToEngine
+from mesh.domain.energy import Power
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -69,11 +71,19 @@ from mesh.policy.rules.turns import TurnRule, name_all, next_turn
 
 
 class NodeCore:
-    def __init__(self, *, limits: NodeLimits, own_rule: TurnRule | None = None) -> None:
-        """`own_rule`: the turn rule of the node's own policy file, if it has one."""
+    def __init__(
+        self,
+        *,
+        limits: NodeLimits,
+        own_rule: TurnRule | None = None,
+        power: Power | None = None,
+    ) -> None:
+        """`own_rule`: the turn rule of the node's own policy file, if it has one. `power`: the
+        watts by which its joules are reckoned where no counter tells them.
+        """
         self._limits = limits
         self._own_rule = own_rule
-        self._node = LocalNode()
+        self._node = LocalNode(energy=EnergyMeter(power=power))
         self._now_s = 0.0
         """The time of the last event."""
 
@@ -163,7 +173,8 @@ class NodeCore:
                 models = self._node.beat(event)
                 instances.end_held(ctx, self._node, self._limits.hold_s_max)
                 prefixes.ask(ctx, self._node)
-                ctx.report(self._node.heartbeat(ctx.now_s, models))
+                energy = self._node.take_energy(event, ctx.now_s)
+                ctx.report(self._node.heartbeat(ctx.now_s, models, energy))
                 tell_refined(ctx, self._node)
             case MeasureFinished() | MeasureBroke():
                 self._measured(ctx, event)

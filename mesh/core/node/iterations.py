@@ -4,10 +4,12 @@ from mesh.compute.correction import share_trials
 from mesh.compute.times import Times
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
+from mesh.core.node.energy import shares
 from mesh.core.node.instances import cancel, start_unload
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
+from mesh.domain.ids import RequestId
 from mesh.domain.messages import ComputedAhead, InstanceGone, RequestReturned, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
@@ -73,11 +75,15 @@ def step_finished(
     requests, now_s = instance.requests, ctx.now_s
     instance.note_iteration(result.kv_blocks_used)
 
-    outputs = []
+    outputs, prompts, left_before = [], [], dict[RequestId, int]()
+    meters = ctx.node.energy.meters
+    if meters:
+        left_before = {name: request.prefill_left for name, request in requests.items()}
     for output in result.outputs:
         request = requests.get(output.request_id)
         if request is not None and request.order.attempt == output.attempt:
             outputs.append(output)
+            prompts.append(request.prefill_left)
             request.keep(output)
             request.note_tokens(len(output.token_ids), now_s)
             if output.finish is not None:
@@ -96,6 +102,11 @@ def step_finished(
         starved = tuple([request_id for request_id in starved if request_id in took_part])
     for request_id, left in prefill_left:
         requests[request_id].note_prefill_left(left)
+    busy_s: tuple[float, ...] = ()
+    if meters:
+        chunks = [max(left_before[request_id] - left, 0) for request_id, left in prefill_left]
+        elapsed_s = now_s - ctx.node.step_started_s
+        busy_s = shares(elapsed_s, Times(instance.profile), result, prompts, chunks)
     computing = {request_id for request_id, _ in prefill_left}
     ahead = [request for request in ahead if request.request_id not in computing]
     for request in ahead:
@@ -110,6 +121,7 @@ def step_finished(
             prefill_left=prefill_left,
             starved=starved,
             correction=instance.correction.factor(now_s),
+            busy_s=busy_s,
         )
     )
     for request in ahead:

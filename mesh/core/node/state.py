@@ -5,9 +5,11 @@ from math import inf
 
 from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
+from mesh.core.node.energy import EnergyMeter
 from mesh.core.node.local_cache import LocalCache
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
+from mesh.domain.energy import Energy
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
 from mesh.domain.limits import KEPT_CACHES_MAX
 from mesh.domain.messages import Heartbeat, HeldRequest, InstanceReport
@@ -42,23 +44,26 @@ class BesideLoads:
         self._turn_s = now_s
 
     def turn_ended(self, now_s: float) -> None:
-        self._ended_s, self._turn_s = self._computed_s(now_s), None
+        self._ended_s, self._turn_s = self.computed_s(now_s), None
 
     def load_began(self, instance_id: InstanceId, now_s: float) -> None:
-        self._before_s[instance_id] = self._computed_s(now_s)
+        self._before_s[instance_id] = self.computed_s(now_s)
 
     def load_ended(self, instance_id: InstanceId, now_s: float) -> float:
         """Seconds that were computed since it began."""
-        return self._computed_s(now_s) - self._before_s.pop(instance_id)
+        return self.computed_s(now_s) - self._before_s.pop(instance_id)
 
     @property
     def under_way(self) -> int:
         """Loads."""
         return len(self._before_s)
 
-    def _computed_s(self, now_s: float) -> float:
-        under_way_s = 0.0 if self._turn_s is None else now_s - self._turn_s
-        return self._ended_s + under_way_s
+    def computed_s(self, now_s: float) -> float:
+        return self._ended_s + self.turn_s(now_s)
+
+    def turn_s(self, now_s: float) -> float:
+        """Seconds so far of the turn under way."""
+        return 0.0 if self._turn_s is None else now_s - self._turn_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -117,6 +122,7 @@ class LocalNode:
     step_beside_swap: bool = False
     """Weights were on their way during the iteration under way, or are."""
     beside_loads: BesideLoads = field(default_factory=BesideLoads)
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
     swapping: InstanceId | None = None
     """The instance whose weights are on their way."""
     swapping_to: float = 0.0
@@ -365,6 +371,17 @@ class LocalNode:
             instance.cache.note_blocks(cached.get(instance.instance_id, 0))
         return told
 
+    def take_energy(self, due: HeartbeatDue, now_s: float) -> Energy | None:
+        """What it has taken since the heartbeat before."""
+        turns = self.beside_loads
+        return self.energy.beat(
+            due.energy,
+            now_s,
+            computed_s=turns.computed_s(now_s),
+            turn_s=turns.turn_s(now_s),
+            loads=self.loading(),
+        )
+
     def _settled(self) -> bool:
         """Whether nothing is on its way into the engine's memory or out of it."""
         every = self.instances.values()
@@ -372,7 +389,12 @@ class LocalNode:
         moving = self.loading() or self.swapping is not None or fetching
         return not moving and all(instance.state is LocalState.READY for instance in every)
 
-    def heartbeat(self, now_s: float, models: tuple[HeldModel, ...] | None = None) -> Heartbeat:
+    def heartbeat(
+        self,
+        now_s: float,
+        models: tuple[HeldModel, ...] | None = None,
+        energy: Energy | None = None,
+    ) -> Heartbeat:
         """`models`: those at hand, where the controller does not know them yet."""
         return Heartbeat(
             rss_bytes=self.rss_bytes,
@@ -382,6 +404,7 @@ class LocalNode:
             load_slowdown=self.load_slowdown.latest,
             models=models,
             leaves=self.leaves,
+            energy=energy,
         )
 
     def reports(self, now_s: float, *, whole: bool = False) -> tuple[InstanceReport, ...]:

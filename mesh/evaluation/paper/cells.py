@@ -201,7 +201,7 @@ def run(
     return PaperRun(
         cell=cell,
         policy=policy,
-        numbers=cell_numbers(outcomes, nodes),
+        numbers=cell_numbers(outcomes, nodes, virtual.core.cell.energy),
         nodes=nodes,
         refusals=None if checks is None else checks.counts(outcomes),
     )

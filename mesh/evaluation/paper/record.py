@@ -44,6 +44,7 @@ def _of_run(run: EvaluatedRun) -> Record:
         "served_share_least": round(n.served.least, 4),
         "served_share_most": round(n.served.most, 4),
         "unfair_pairs": n.served.unfair_pairs,
+        "energy": n.energy,
         "reference": {
             "met": theirs.met,
             "met_ratio": ratio(n.met, theirs.met),

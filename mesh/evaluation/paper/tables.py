@@ -15,7 +15,7 @@ NONE = "-"
 def tables(made: Evaluation) -> tuple[Table, ...]:
     """All that have rows."""
     every = (
-        *(slo_met(made), nodes_used(made), latencies(made), endings(made)),
+        *(slo_met(made), nodes_used(made), energy(made), latencies(made), endings(made)),
         *(checked_refusals(made), ablations(made)),
     )
     return tuple(table for table in every if table.rows)
@@ -73,6 +73,25 @@ def nodes_used(made: Evaluation) -> Table:
             *("CPU_NODES", "GPU_NODES", "CPU_BUSY", "GPU_BUSY", "REFERENCE_GPU", "RATIO"),
             *("CPU_DECODE_TOKENS_PER_S", "GPU_DECODE_TOKENS_PER_S"),
         ),
+        rows=_rows(made, row),
+    )
+
+
+def energy(made: Evaluation) -> Table:
+    def row(run: EvaluatedRun) -> tuple[str, ...]:
+        taken = run.numbers.energy
+        return (
+            _number(taken.busy_j and taken.busy_j / 1e3, 1),
+            _number(taken.idle_j and taken.idle_j / 1e3, 1),
+            _number(taken.j_per_request, 1),
+            _number(taken.j_per_output_token, 3),
+        )
+
+    return Table(
+        title="Energy",
+        note="By guessed watts. Of a request and an output token: what nodes take while they "
+        "compute. IDLE: what all nodes take while they do not, those included that are not in use.",
+        headers=_headers("COMPUTING_KJ", "IDLE_KJ", "J_PER_REQUEST", "J_PER_OUTPUT_TOKEN"),
         rows=_rows(made, row),
     )
 

@@ -577,8 +577,6 @@ class Execution:
         kind, group = self._table.device, self._table.devices
         busy_s = sum(device.busy_s for device in devices)
         done_s = sum(device.done_s for device in devices)
-        idle_j = kind.idle_watts * len(devices) * now_s
-        busy_j = (kind.busy_watts - kind.idle_watts) * busy_s
         counted = len(self._means_s)
         return Executed(
             met=1 - (self._misses + max(wanted - counted, 0)) / wanted,
@@ -587,7 +585,7 @@ class Execution:
             duration_s=now_s,
             device_s=done_s,
             busy_s=busy_s,
-            energy_j=group * (idle_j + busy_j),
+            energy_j=group * kind.power.joules(len(devices) * now_s, busy_s),
             memory_bytes=group * sum(device.peak_bytes for device in devices),
             moved_bytes=self._moved_bytes,
         )

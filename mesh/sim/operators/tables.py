@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from mesh.domain.energy import Power
 from mesh.domain.errors import InvalidInput, NotFound
 from mesh.domain.operators import (
     OUTSIDE_LAYERS,
@@ -82,13 +83,13 @@ def operator_table(model: str, phase: Phase, devices: int = 1) -> OperatorTable:
     curves = file["curves"]
     made = read_operators(model, raw, file, devices)
     device = dict(file["device"])
-    busy = device.pop("busy_watts")[phase]
+    idle, busy = device.pop("idle_watts"), device.pop("busy_watts")[phase]
     device["memory_bytes"] = int(device["memory_bytes"])
     return OperatorTable(
         model=model,
         layers=raw["layers"],
         devices=devices,
-        device=DeviceClass(busy_watts=busy, **device),
+        device=DeviceClass(power=Power(idle_watts=idle, busy_watts=busy), **device),
         phase=phase,
         curves=tuple(
             (int(size), ShareCurve(shares=tuple(curves["shares"]), ratios=tuple(ratios)))

@@ -18,6 +18,7 @@ from mesh.core.controller.state.request import Orphan, RequestEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.core.controller.state.wanted import WantedEntry
 from mesh.domain.actions import RefuseRequest
+from mesh.domain.energy import NO_ENERGY, EnergyView, together
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.profile import Profile
@@ -65,6 +66,8 @@ class Cell:
     wanted: dict[DeviceKind, WantedEntry] = field(default_factory=dict)
     """The kinds of nodes of which somebody starts and stops as many as are wanted."""
     served: int = 0
+    energy: EnergyView = NO_ENERGY
+    """What all nodes took, those included that are gone."""
     instances_started: int = 0
     migrations: dict[RequestId, Migration] = field(default_factory=dict)
     """Under way, by the request."""
@@ -74,6 +77,9 @@ class Cell:
     """When those that wait are tried again; None when no such timer is set."""
     retried: str = ""
     """The deployment that was tried last for that timer; the next try goes on after it."""
+
+    def note_energy(self, taken: EnergyView) -> None:
+        self.energy = together((self.energy, taken))
 
     def with_queues(self) -> list[DeploymentEntry]:
         """Deployments for which requests wait. Going through all of them whenever something ends

@@ -12,6 +12,7 @@ from math import exp, inf, log1p
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.energy import NO_ENERGY, EnergyView, together
 from mesh.domain.history import PRIOR_COUNT, OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, advance
@@ -64,6 +65,7 @@ class DeploymentEntry:
     """The prompt tokens of requests that have had a first token."""
     cached_tokens: int = 0
     """How many of those were cached."""
+    energy: EnergyView = NO_ENERGY
     phase: str = ""
     """While it is imported: what its node is at, and the share that is done."""
     share: float = 0.0
@@ -169,6 +171,7 @@ class DeploymentEntry:
             if counts := self._counts_of(name):
                 counts.add(served=was.served, met=was.met, refused=was.refused)
         self.note_prompt(old.prompt_tokens, old.cached_tokens)
+        self.note_energy(old.energy)
 
     def enqueue(self, request: RequestEntry, now_s: float) -> None:
         """By arrival, best effort behind all others: one that has run before goes ahead of those
@@ -258,6 +261,9 @@ class DeploymentEntry:
         if counts:
             counts.add(served=1, met=int(met))
         self.forgive_loads()
+
+    def note_energy(self, taken: EnergyView) -> None:
+        self.energy = together((self.energy, taken))
 
     def note_prompt(self, tokens: int, cached_tokens: int) -> None:
         """A request has its first token; so many of its prompt were in the cache."""

@@ -6,14 +6,16 @@ that policies and placement take.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp2
 from typing import TYPE_CHECKING
 
 from mesh.compute.load_times import PRIORS, LoadTimes
+from mesh.core.controller.state.energy import EnergyBook
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.prefetches import NodePrefetches
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.energy import NO_ENERGY, EnergyView, together
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
 from mesh.domain.limits import KEPT_CACHES_MAX
@@ -95,6 +97,8 @@ class NodeEntry:
     """How long swaps took that brought weights to its device, from the host's memory."""
     grow_times: LoadTimes = field(default_factory=lambda: LoadTimes(1.0))
     """How long KV caches took to grow, by their new size."""
+    energy: EnergyView = NO_ENERGY
+    energy_book: EnergyBook[DeploymentName] = field(default_factory=EnergyBook)
     left: dict[DeploymentName, set[int]] = field(default_factory=dict)
     """By deployment, the digests of cached KV blocks that its next instance here would find."""
 
@@ -408,6 +412,9 @@ class NodeEntry:
             self.swap_times.learn(LoadTier.HOST, self._host_rate, heartbeat.swapped_bytes, seconds)
         # Time alone changes it, too: `Correction.planned` forgets the worst of the last seconds.
         self.touch()
+
+    def note_energy(self, told: EnergyView) -> None:
+        self.energy = replace(together((self.energy, told)), reason=told.reason)
 
     def kv_bytes_per_s(self, now_s: float) -> float:
         """What transfers of KV blocks to it are expected to carry: what the last ones have shown,
