@@ -23,7 +23,9 @@ from mesh_nodes.engines.vllm.messages import Range
 from mesh_nodes.engines.vllm.pooled import PooledMemory
 from mesh_nodes.engines.vllm.weights import Weights
 
-WEIGHTS_GB, TENSORS = 16, 64
+WEIGHTS_GB, TENSORS = 16, 384
+PARTS = (1, 4, 8)
+"""In so many parts weights are swapped."""
 
 
 def context(sitting: Sitting) -> None:
@@ -59,6 +61,7 @@ def sleep_and_wake(sitting: Sitting) -> None:
     sleep_s = sitting.timed_s(weights.to_host)
     freed = used - sitting.used_bytes()
     wake_s = sitting.timed_s(weights.to_device)
+    swap_by_parts(sitting, weights)
     same = sums == [float(part.float().sum()) for part in parts]
     weights.to_host()
     memory, again = PooledMemory(pool, sitting.library), []
@@ -82,6 +85,27 @@ def sleep_and_wake(sitting: Sitting) -> None:
     sitting.note("pool_pinned", sitting.dry or memory.pinned)
     sitting.note("sleep_freed_share", freed / size_bytes, "of the weights' bytes, by NVML")
     sitting.note("weights_same", same)
+
+
+def swap_by_parts(sitting: Sitting, weights: Weights) -> None:
+    """Swap all weights out and in, by as many parts: what a part costs beside its bytes."""
+    whole_s = 0.0
+    for parts in PARTS:
+        shares = [number / parts for number in range(parts + 1)]
+        out_s = [sitting.timed_s(partial(weights.move, share)) for share in shares[-2::-1]]
+        in_s = [sitting.timed_s(partial(weights.move, share)) for share in shares[1:]]
+        sitting.note(f"swap_out_{parts}_s", sum(out_s), f"s, in parts: {parts}")
+        sitting.note(f"swap_in_{parts}_s", sum(in_s), f"s, in parts: {parts}")
+        if parts == 1:
+            whole_s = sum(out_s) + sum(in_s)
+        else:
+            fixed_s = (sum(out_s) + sum(in_s) - whole_s) / (2 * (parts - 1))
+            sitting.note(f"swap_part_{parts}_ms", 1e3 * fixed_s, "ms a part, beside its bytes")
+    weights.move(0.5)
+    if not sitting.dry:
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        sitting.note("swap_half_kept_mib", kept / 2**20, "MiB that torch keeps after half went")
+    weights.to_device()
 
 
 def resize_by_copy(sitting: Sitting, size_gb: int) -> None:

@@ -579,7 +579,7 @@ async def test_an_endless_chat_template_ends_its_own_calls_and_delays_nobody(
 ) -> None:
     """Healthy when it is tried. Two of its calls are killed, the others are refused at once."""
     monkeypatch.setattr("mesh.text.pool.WAIT_S_MAX", WAIT_S_MAX)
-    monkeypatch.setattr("mesh.text.pool.CALL_CPU_S", 0.2)
+    monkeypatch.setattr("mesh.text.pool.CALL_CPU_S", 0.5)
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     async with edge(tmp_path) as http:
         node = await http.cell.node()
@@ -600,7 +600,7 @@ async def test_an_endless_chat_template_ends_its_own_calls_and_delays_nobody(
                 assert (await http.get(path)).status_code == 200
             ended.append(sum(call.done() for call in calls))
         beside = sum(before == after for before, after in pairwise(ended))
-        assert beside > 10, "neither the loop nor the threads of /metrics waited for a call"
+        assert beside > 5, "neither the loop nor the threads of /metrics waited for a call"
         errors = sorted([(await call).json()["error"]["code"] for call in calls])
         assert errors == ["invalid_request"] * 2 + ["text_on_hold"] * 6
         refused = next(call.result() for call in calls if call.result().status_code == 429)
