@@ -97,8 +97,8 @@ class NodeCosts:
     load_bytes_per_s: float = 13.5e9
     swap_s: float = 0.02
     """What a swap takes beside the weights, which come at the rate of loads; each part is one.
-    An assumption: on GPUs wakes were timed, and take hardly more than their bytes (docs/gpu.md);
-    swaps were not.
+    An assumption from before it was measured: an H100 took 0.2 to 0.6 ms for each further part, and
+    26 to 42 ms to let 16 GB go (docs/gpu.md).
     """
     resize: Resizing = Resizing.MAPS
     resize_s: float = 0.002
