@@ -1,7 +1,7 @@
 """How what a model source names becomes a file or folder on this disk: one module a scheme does it.
 
-Those of the hub, the web and buckets are imported where a source needs them, since they take long to
-import. The store asks for it in an import, and model_plan looks at what came.
+Those of the hub, the web and buckets are imported where a source needs them, since they take long
+to import. The store asks for it in an import, and model_plan looks at what came.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""What a CUDA context takes, how long weights sleep, wake and swap, and what a resize by copy costs.
+"""What a CUDA context takes, how long weights sleep, wake and swap, what a resize by copy costs.
 
 The ways are the engine's own: `weights.Weights` puts 16 GB of made-up weights into a pool as the
-node's is, sleeps, wakes, is swapped by parts, and restores another model from there; `kv_memory.CopyingKv` makes caches
-of 1, 10 and 40 GB a quarter larger and small again. NVML is asked before and after: what it counts
-beside the books is the process's own.
+node's is, sleeps, wakes, is swapped by parts, and restores another model from there;
+`kv_memory.CopyingKv` makes caches of 1, 10 and 40 GB a quarter larger and small again. NVML is
+asked before and after: what it counts beside the books is the process's own.
 
     python -m scripts.gpu.sleep_and_resize [--dry]
 """
