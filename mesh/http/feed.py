@@ -230,7 +230,7 @@ class Feed:
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
                 before, latest = audience.state, self._samples(asks)[-1:]
                 audience.state, block = await asyncio.to_thread(_next, before, picture, latest)
-                if before:
+                if block:
                     self._tell(audience, block)
 
     async def _follow(self) -> None:
@@ -276,8 +276,12 @@ def _audience_of(asks: Caller) -> Caller:
 
 
 def _next(before: State, picture: CellPicture, latest: Sequence[CellSample]) -> tuple[State, bytes]:
-    """The state that the picture shows, and the event that says what has changed."""
+    """The state that the picture shows, and the event that says what has changed. There is none
+    where nothing was told before.
+    """
     after = cell_state(picture)
+    if not before:
+        return after, b""
     told: Mapping[str, Plain] = {"patch": change(before, after), "samples": plain(latest)}
     return after, _block("change", told)
 

@@ -17,6 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 INDEX = "index.html"
+CLASSIC = "vendor/uplot.js"
+"""The script that is no module. Modules are named with the index, so that a browser asks for all at
+once, not for those that a module imports once it has that module.
+"""
 _KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -50,10 +54,16 @@ class Page:
     def __init__(self, about: bytes, *, shown: bool) -> None:
         self._about = about
         self._files: Mapping[str, _File] = _read(files("mesh") / "page") if shown else {}
+        self._links = ", ".join(
+            f"<page/{name}>; rel=modulepreload"
+            for name in sorted(self._files)
+            if name.endswith(".js") and name != CLASSIC
+        )
 
     async def root(self, request: Request) -> Response:
         if INDEX in self._files and "text/html" in request.headers.get("accept", ""):
             response = self._answer(request, self._files[INDEX])
+            response.headers["link"] = self._links
         else:
             response = Response(self._about, media_type="application/json")
         response.headers["vary"] = "accept"

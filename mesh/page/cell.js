@@ -1,10 +1,12 @@
 // The cell at a glance: how it stands, its last quarter of an hour, and a card for each node.
 
-import { html } from "./vendor/preact-htm.js";
+import { html, Component } from "./vendor/preact-htm.js";
 import { Chart } from "./chart.js";
 import { Badge, Loading, Notice, Share, Table, Text } from "./parts.js";
 import { address } from "./route.js";
 import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
+
+const CARDS_AT_ONCE = 12;
 
 export function Cell({ live }) {
   const { state, samples } = live;
@@ -23,7 +25,27 @@ export function Cell({ live }) {
       Nothing is deployed yet. <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`}
     ${!nodes.length && html`<${Notice}>
       No node has joined that this key may see. <code>mesh node --join ADDRESS</code> brings one.<//>`}
-    <div class="cards">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} state=${state} />`)}</div>`;
+    <${Cards} nodes=${nodes} state=${state} />`;
+}
+
+// The first cards at once, and more with each picture: a large cell is not waited for.
+class Cards extends Component {
+  state = { drawn: CARDS_AT_ONCE };
+
+  componentDidMount() { this.more(); }
+
+  componentDidUpdate() { this.more(); }
+
+  more() {
+    if (this.state.drawn >= this.props.nodes.length || this.asked === this.state.drawn) return;
+    this.asked = this.state.drawn;
+    requestAnimationFrame(() => setTimeout(() => this.setState({ drawn: this.asked + CARDS_AT_ONCE })));
+  }
+
+  render({ nodes, state }, { drawn }) {
+    return html`<div class="cards">${nodes.slice(0, drawn).map((node) => html`
+      <${Node} key=${node.node_id} node=${node} state=${state} />`)}</div>`;
+  }
 }
 
 function Totals({ state, samples }) {

@@ -1,6 +1,7 @@
 """The page's files: who gets them, under which policy, and that what is vendored is what it was."""
 
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 from threading import get_ident
@@ -49,6 +50,13 @@ async def test_browsers_get_the_page_and_others_what_this_is(http: Edge) -> None
     assert html.text == (PAGE / "index.html").read_text()
     assert {name: html.headers[name] for name in HEADERS} == HEADERS
     assert html.headers["vary"] == "accept"
+    named = re.findall(r"<(page/[\w./-]+)>; rel=modulepreload", html.headers["link"])
+    imported = {
+        (path.parent / name).resolve()
+        for path in (PAGE.parent / name for name in named)
+        for name in re.findall(r'^import .*"(.+)";$', path.read_text(), re.MULTILINE)
+    }
+    assert imported | {PAGE / "main.js"} == {PAGE.parent / name for name in named}
     for accept in ("*/*", "application/json"):
         told = await http.cell.ask(lambda accept=accept: got(http, "/", accept=accept))
         assert told.json()["documentation"] == "/openapi.json"
