@@ -1,4 +1,4 @@
-"""What the four scripts share: the device, real or stood in for, their time, and what they print.
+"""What the scripts share: the device, real or stood in for, their time, and what they print.
 
 With `--dry` all of it runs on a CPU: torch computes there, a gigabyte is a megabyte, and CUDA's
 driver is the tests' stand-in. Modules of mesh are taken as they are from the clone, without what
@@ -110,6 +110,7 @@ class Sitting:
         if self.dry:
             return work
         aside = torch.cuda.Stream()
+        self.wait()
         with torch.cuda.stream(aside):
             work()
         self.wait()

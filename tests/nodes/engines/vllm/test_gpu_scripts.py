@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from mesh.domain.ids import ModelId
+from mesh.domain.operators import Phase, Role, ShareCurve
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind, ProfileSource
+from mesh.sim.operators.tables import read_operators
 from mesh.v1 import profile_pb2
 from mesh.wire.codec import from_wire, to_wire
 
@@ -90,7 +92,25 @@ def test_iterations_are_measured_with_vllm_and_without() -> None:
     assert from_wire(to_wire(profile, profile_pb2.Profile), Profile) == profile
 
 
-@pytest.mark.parametrize("script", ["sleep_and_resize", "virtual_kv"])
+def test_operators_are_measured_and_their_table_is_read() -> None:
+    figures, table = dry("operators")
+    assert not skipped(figures)
+    assert "operator_sum_error" in table
+    file = figures["table"]
+    for model, raw in file["models"].items():
+        for devices in (1, 2):
+            operators = read_operators(model, raw, file, devices)
+            assert sum(each.seconds(Phase.DECODE, (64, 64)) for each in operators) > 0
+    measured = file["models"]["mixtral-8x7b"]["milliseconds"]
+    assert len(measured[Role.EXPERTS]) == len(file["tokens"])
+    shares = tuple(file["curves"].pop("shares"))
+    for curves in file["curves"].values():
+        for ratios in curves.values():
+            assert ShareCurve(shares=shares, ratios=tuple(ratios)).ratio(1.0) == 1.0
+    assert figures["power_prefill_watts"] == pytest.approx(100, rel=0.1)
+
+
+@pytest.mark.parametrize("script", ["sleep_and_resize", "virtual_kv", "operators"])
 def test_without_time_it_says_what_it_left_out(script: str) -> None:
     figures, table = dry(script, "--seconds", "1")
     left_out = skipped(figures)
