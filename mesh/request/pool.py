@@ -39,7 +39,7 @@ class Pool:
     free_bytes: int
     """What there is beside the weights on the device and on their way to it."""
     away_s: float = 0.0
-    """Seconds in which weights leave the device, however many."""
+    """Seconds in which all weights of an instance leave the device."""
     moving: Swap | None = None
     """The weights that are on their way."""
     moved_s: float = inf
@@ -121,7 +121,7 @@ class Pool:
         held = self.held[swap.instance_id]
         more = swap.share - held.share
         self.moving = swap
-        self.moved_s = now_s + (more * held.copy_s if more > 0.0 else self.away_s)
+        self.moved_s = now_s + max(more * held.copy_s, -more * self.away_s)
         if more > 0.0:
             self.free_bytes -= _between(held, held.share, swap.share)
 

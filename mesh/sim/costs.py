@@ -95,11 +95,12 @@ class NodeCosts:
     load_stretch: float = 1.0
     """By which a load takes longer beside which its node computes all along."""
     load_bytes_per_s: float = 13.5e9
-    swap_s: float = 0.02
-    """What a swap takes beside the weights, which come at the rate of loads; each part is one.
-    An assumption from before it was measured: an H100 took 0.2 to 0.6 ms for each further part, and
-    26 to 42 ms to let 16 GB go (docs/gpu.md).
+    swap_s: float = 0.03
+    """What it takes all weights of an instance to leave the device, and a part of them so much
+    less: an H100 let 16 GB go in 26 to 42 ms, by 1 as by 16 parts (docs/gpu.md).
     """
+    swap_part_s: float = 0.0005
+    """What each part takes beside that, or beside its copy: 0.2 to 0.6 ms there."""
     resize: Resizing = Resizing.MAPS
     resize_s: float = 0.002
     """What every resize takes that maps."""
@@ -125,8 +126,13 @@ class NodeCosts:
 
     @property
     def swap_rate(self) -> LoadRate:
-        """What it takes to bring in weights that are in the host's memory."""
+        """What a node tells of swaps: the fixed part is what weights take to leave."""
         return LoadRate(fixed_s=self.swap_s, bytes_per_s=self.load_bytes_per_s)
+
+    def swap_time_s(self, weights_bytes: int, more: float) -> float:
+        """Seconds in which such a share of the weights comes to the device, or, below 0, leaves."""
+        come_s, gone_s = weights_bytes / self.load_bytes_per_s * more, -self.swap_s * more
+        return self.swap_part_s + max(come_s, gone_s)
 
     def load_time_s(self, weights_bytes: int) -> float:
         return self.load_s + weights_bytes / self.load_bytes_per_s

@@ -153,16 +153,9 @@ class CostEngine(VirtualEngine):
         super().unload(instance_id)
 
     def swap(self, instance_id: InstanceId, share: float) -> None:
-        """The weights come at the rate of a load; the fixed part is that of a swap, of whatever
-        share.
-        """
-        instance = self._instance(instance_id)
-        before_bytes = instance.pool.weights_bytes
+        """The weights come at the rate of a load."""
+        seconds = self._swap_s(instance_id, share)
         super().swap(instance_id, share)
-        more_bytes = instance.pool.weights_bytes - before_bytes
-        known = self._models[instance.order.model.model_id]
-        come = max(more_bytes, 0) / max(instance.footprint.weights_bytes, 1)
-        seconds = self._swap_s(round(known.profile.weights_bytes * come)) if more_bytes else 0.0
         self._spend(seconds)
         self._loads_for(seconds)
 
@@ -226,8 +219,11 @@ class CostEngine(VirtualEngine):
     def _load_alone_s(self, weights_bytes: int) -> float:
         return self._costs.load_time_s(weights_bytes)
 
-    def _swap_s(self, weights_bytes: int) -> float:
-        return self._costs.swap_rate.load_s(weights_bytes)
+    def _swap_s(self, instance_id: InstanceId, share: float) -> float:
+        instance = self._instance(instance_id)
+        weights_bytes = self._models[instance.order.model.model_id].profile.weights_bytes
+        there = instance.pool.weights_bytes / max(instance.footprint.weights_bytes, 1)
+        return self._costs.swap_time_s(weights_bytes, share - there)
 
     def _loads_for(self, seconds: float) -> None:
         self._loading_until_s = max(self._loading_until_s, self._now_s() + seconds)

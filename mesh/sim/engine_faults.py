@@ -113,11 +113,10 @@ class FaultyEngine(CostEngine):
         if engine_faults.loads_failing:
             engine_faults.loads_failing -= 1
             raise EngineError(f"instance {instance_id} is not swapped: the node is in trouble")
-        before_bytes = self.held_bytes()
+        seconds, before_bytes = self._swap_s(instance_id, share), self.held_bytes()
         with self._beside_leaving():
             super().swap(instance_id, share)
-        given_bytes = before_bytes - self.held_bytes()
-        self._leave(given_bytes, self._swap_s(0))
+        self._leave(before_bytes - self.held_bytes(), seconds)
 
     @contextmanager
     def _beside_leaving(self) -> Iterator[None]:
@@ -159,8 +158,8 @@ class FaultyEngine(CostEngine):
     def _load_alone_s(self, weights_bytes: int) -> float:
         return super()._load_alone_s(weights_bytes) * self._engine_faults.load_factor
 
-    def _swap_s(self, weights_bytes: int) -> float:
-        return super()._swap_s(weights_bytes) * self._engine_faults.load_factor
+    def _swap_s(self, instance_id: InstanceId, share: float) -> float:
+        return super()._swap_s(instance_id, share) * self._engine_faults.load_factor
 
     def _slower(self) -> float:
         return super()._slower() * self._engine_faults.step_factor

@@ -36,7 +36,7 @@ RATES = (
     *("grow_copy_bytes_per_s", "shrink_copy_bytes_per_s"),
 )
 FACTORS = ("factor", "prefill_factor", "load_slowdown", "load_stretch")
-TIMES = ("load_s", "resize_s", "unload_s", "overhead_s", "priming_s", "swap_s")
+TIMES = ("load_s", "resize_s", "unload_s", "overhead_s", "priming_s", "swap_s", "swap_part_s")
 GROUP_MAX = 1024
 """Nodes, or deployments, of one entry."""
 

@@ -196,7 +196,7 @@ class Node:
     def swap_s(self, swap: Swap) -> float:
         of = self.of(swap)
         more = swap.share - of.share
-        return more * of.weights * self.copy_s if more > 0.0 else self.away_s
+        return max(more * of.weights * self.copy_s, -more * self.away_s)
 
     def pool(self) -> Pool | None:
         """Made afresh each time."""

@@ -122,6 +122,21 @@ def test_every_cost_is_added_where_it_belongs() -> None:
     assert timed.took_s(DECODE, 25.1) == pytest.approx(2 * plain_s[DECODE] + 1.25)
 
 
+def test_parts_take_as_long_as_the_whole_but_for_what_each_part_takes() -> None:
+    costs = NodeCosts(swap_s=0.08, swap_part_s=0.001, load_bytes_per_s=100 * 2**20)
+
+    def spent_s(*shares: float) -> float:
+        timed = Timed(costs)
+        timed.spent_s = 0.0
+        for share in shares:
+            timed.engine.swap(InstanceId("i-1"), share)
+        return timed.spent_s
+
+    assert spent_s(0.0) == pytest.approx(0.081)
+    assert spent_s(0.75, 0.5, 0.25, 0.0) == pytest.approx(0.084)
+    assert spent_s(0.0, 0.5, 1.0) == pytest.approx(0.081 + 1.002), "100 MiB come in 1 s"
+
+
 def test_jitter_is_drawn_alike_for_the_same_seed_and_never_takes_more_than_half() -> None:
     plain_s = Timed(NodeCosts()).took_s(DECODE, 0.0)
 

@@ -164,7 +164,7 @@ class NodeEntry:
 
     @property
     def away_s(self) -> float:
-        """Seconds in which a swap takes weights off the device: as one that moves nothing."""
+        """Seconds in which all weights of an instance leave the device: a swap's fixed part."""
         return self._host_rate.fixed_s
 
     def grow_s(self, kv_bytes: int) -> float:
