@@ -165,6 +165,26 @@ def test_its_kv_cache_grows_and_shrinks_while_it_is_out(driver: Driver) -> None:
     assert running.tokens == alone
 
 
+def test_its_kv_cache_is_resized_while_parts_of_its_weights_move(driver: Driver) -> None:
+    if not driver.engine.capabilities.swaps_parts:
+        pytest.skip("this engine moves whole weights")
+    alone = driver.run("alone", PROMPT, greedy(20))
+    running = driver.submit("r", PROMPT, greedy(20))
+    driver.step(24)
+
+    def swaps() -> None:
+        for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+            driver.swap(share)
+
+    swapper = threading.Thread(target=swaps)
+    swapper.start()
+    resized = [driver.resize(blocks) for blocks in (8, 70, 12)]
+    swapper.join()
+    assert resized == [8, 70, 12]
+    driver.finish()
+    assert running.tokens == alone
+
+
 def test_one_comes_up_without_its_weights(
     under_test: EngineUnderTest, engine: Engine, model: StoredModel, load: LoadInstance
 ) -> None:

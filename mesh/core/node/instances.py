@@ -63,7 +63,7 @@ def begin_waiting(ctx: NodeEventContext, node: LocalNode) -> None:
     for other in node.instances.values():
         if other.state is not LocalState.WAITING and other.resize_waiting is None:
             continue
-        if other.instance_id == node.swapping or node.waits(other.waiting_bytes):
+        if not node.resizes_beside_move(other) or node.waits(other.waiting_bytes):
             continue
         if other.state is LocalState.WAITING:
             _start_load(ctx, node, other)
@@ -104,7 +104,7 @@ def start_unload(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance
 def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
     """Resizes run between two iterations, in the order of the commands. A grow waits while memory
     is in nobody's books or weights have to make room, and any while the instance's own weights are
-    on their way. An instance that is about to go tells of its end instead.
+    on their way as a whole. An instance that is about to go tells of its end instead.
     """
     instance = node.instances.get(command.instance_id)
     if instance is None:
@@ -113,7 +113,7 @@ def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
         grows = command.kv_blocks > instance.kv_blocks_next
         instance.wait_to_resize(command.kv_blocks)
         waits = grows and node.waits(instance.waiting_bytes)
-        if not waits and node.swapping != instance.instance_id:
+        if not waits and node.resizes_beside_move(instance):
             _start_resize(ctx, instance, command.kv_blocks)
 
 

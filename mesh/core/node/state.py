@@ -19,7 +19,7 @@ from mesh.domain.reasons import ProfileSource
 from mesh.domain.steps import HeldModel, LoadTier, part_bytes
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.swapping import Swap
+from mesh.policy.rules.swapping import Swap, by_parts
 from mesh.policy.rules.turns import Grant, TurnRule, note_turn
 
 LOAD_SLOWDOWN = 2.0
@@ -198,6 +198,14 @@ class LocalNode:
             held_bytes += max(more_bytes, 0)
         more_base_bytes = self.base_bytes - self.base_at_link_bytes
         return self.rule.swap_bytes - more_base_bytes - held_bytes
+
+    def moves_beside_resize(self, instance: LocalInstance) -> bool:
+        """Whether its weights may begin to move, as far as resizes of its KV cache go."""
+        return not instance.resizing or by_parts(self.turns)
+
+    def resizes_beside_move(self, instance: LocalInstance) -> bool:
+        """Whether its KV cache may be resized, as far as moves of its weights go."""
+        return self.swapping != instance.instance_id or by_parts(self.turns)
 
     def begin_swap(self, swap: Swap, now_s: float) -> None:
         (self.swapping, self.swapping_to), self.swap_started_s = swap, now_s

@@ -1,7 +1,7 @@
 """Swapping on a node: weights go off the device and come back, one instance's at a time.
 
-After each event, unless a swap is under way, the turn rule chooses the instance to swap, among
-those whose KV cache is not being resized. It may use the node's memory without KV caches, those
+After each event, unless a swap is under way, the turn rule chooses the instance to swap, where
+weights come whole among those whose KV cache is not being resized. It may use the node's memory without KV caches, those
 included that wait to come or to grow: they begin as soon as weights have made room. Before: the
 node core. After: `Engine.swap`, and what came of it, told by a heartbeat.
 """
@@ -44,7 +44,7 @@ def _begin_next(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool
     free_bytes = node.pool_bytes()
     if free_bytes >= 0 and not any(i.out and i.requests for i in ready) and node.survey is None:
         return False
-    may = [_weights(ctx, node, each, margin_s) for each in ready if not each.resizing]
+    may = [_weights(ctx, node, each, margin_s) for each in ready if node.moves_beside_resize(each)]
     found = wanted(rule, may, free_bytes)
     if found is None:
         return False

@@ -128,6 +128,13 @@ WHOLE = Swapping()
 """The same by whole weights."""
 
 
+def by_parts(rule: TurnRule) -> bool:
+    """Whether weights come by parts. An engine that can do that resizes the KV cache of their
+    instance meanwhile.
+    """
+    return isinstance(rule, Swapping) and rule.parts > 1
+
+
 def by_whole(rule: TurnRule) -> TurnRule:
     """The rule, as a node follows it whose engine moves whole weights alone."""
     return replace(rule, parts=1) if isinstance(rule, Swapping) else rule

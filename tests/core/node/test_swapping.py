@@ -152,6 +152,16 @@ def test_a_resize_waits_while_the_weights_are_on_their_way() -> None:
     assert resized in reports(node.tell(resized))
 
 
+def test_where_weights_come_by_parts_a_resize_waits_for_none_of_them() -> None:
+    node = NodeUnderTest(turns=EIGHTHS)
+    rule = replace(swap_rule(2 * KV_BYTES + WEIGHTS_BYTES), turn=name_of(EIGHTHS))
+    node.tell(LinkOpened(rule=rule))
+    node.load("i1", command=swapped_command("i1"))
+    assert shares(node.submit("r1")) == [("i1", 0.125)]
+    assert only(node.command(ResizeKv(instance_id=InstanceId("i1"), kv_blocks=24)), ResizeKv)
+    assert shares(swapped(node, "i1", True)) == [("i1", 0.25)]
+
+
 def test_an_unload_waits_for_the_weights_that_are_on_their_way() -> None:
     node = swapping_node("i1")
     node.submit("r1")
