@@ -110,8 +110,9 @@ class Engine(Protocol):
         is there: none or all, unless the engine `swaps_parts`. Its requests, their tokens and its
         KV cache stay as they are; it is not stepped or measured until all of them are there.
         Requests come and go meanwhile, and its KV cache may be resized while it is out, during the
-        call only where the engine `swaps_parts`. Called from a thread of its own, one call at a time, beside steps of other
-        instances, which it must not disturb. One that is already as asked for stays so.
+        call only where the engine `swaps_parts`. Called from a thread of its own, one call at a
+        time, beside steps of other instances, which it must not disturb. One that is already as
+        asked for stays so.
 
         Raises EngineError when it is not loaded or the engine does not swap, OutOfMemory when there
         is no room for the weights. One that fails to come back stays as it was and can be tried

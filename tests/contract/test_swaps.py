@@ -174,7 +174,7 @@ def test_its_kv_cache_is_resized_while_parts_of_its_weights_move(driver: Driver)
 
     def swaps() -> None:
         for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-            driver.swap(share)
+            driver.engine.swap(driver.instance_id, share)
 
     swapper = threading.Thread(target=swaps)
     swapper.start()

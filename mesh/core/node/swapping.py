@@ -1,9 +1,9 @@
 """Swapping on a node: weights go off the device and come back, one instance's at a time.
 
 After each event, unless a swap is under way, the turn rule chooses the instance to swap, where
-weights come whole among those whose KV cache is not being resized. It may use the node's memory without KV caches, those
-included that wait to come or to grow: they begin as soon as weights have made room. Before: the
-node core. After: `Engine.swap`, and what came of it, told by a heartbeat.
+weights come whole among those whose KV cache is not being resized. It may use the node's memory
+without KV caches, those included that wait to come or to grow: they begin as soon as weights have
+made room. Before: the node core. After: `Engine.swap`, and what came of it, told by a heartbeat.
 """
 
 from dataclasses import replace

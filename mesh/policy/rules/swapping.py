@@ -123,7 +123,7 @@ def _due(each: Weights) -> tuple[float, InstanceId]:
     return each.due_s, each.instance_id
 
 
-SWAPPING = Swapping(parts=4)
+SWAPPING = Swapping(parts=8)
 WHOLE = Swapping()
 """The same by whole weights."""
 
