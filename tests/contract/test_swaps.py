@@ -178,9 +178,12 @@ def test_its_kv_cache_is_resized_while_parts_of_its_weights_move(driver: Driver)
 
     swapper = threading.Thread(target=swaps)
     swapper.start()
-    resized = [driver.resize(blocks) for blocks in (8, 70, 12)]
-    swapper.join()
+    try:
+        resized = [driver.engine.resize_kv(driver.instance_id, n).kv_blocks for n in (8, 70, 12)]
+    finally:
+        swapper.join()
     assert resized == [8, 70, 12]
+    driver.check_books()
     driver.finish()
     assert running.tokens == alone
 
