@@ -4,7 +4,6 @@ A chunk is written for every token, so it is put together from parts that are en
 answer; a test holds each of them against its schema. Before: `generation`, which has the events.
 """
 
-import json
 import math
 import secrets
 import time
@@ -308,7 +307,7 @@ class ChunkWriter(Writer):
 
     def ending(self, index: int, end: Finished) -> bytes:
         left = b"".join([self._chunk(index, delta) for delta in self._last_deltas(index)])
-        return left + self._chunk(index, self._delta(None), _quoted(self._finish(index, end)))
+        return left + self._chunk(index, self._delta(None), encoded(self._finish(index, end)))
 
     def closing(self, ends: Sequence[Finished]) -> bytes:
         if self._told is UsageTold.NEVER:
@@ -370,7 +369,7 @@ class ChunkWriter(Writer):
 
     def _deltas(self, index: int, tokens: Tokens) -> list[bytes]:
         """The deltas of a further piece of an answer."""
-        return [self._delta(_quoted(tokens.text))] if tokens.text else []
+        return [self._delta(encoded(tokens.text))] if tokens.text else []
 
     def _last_deltas(self, index: int) -> list[bytes]:
         """What was held back."""
@@ -511,9 +510,9 @@ class ChatWriter(ChunkWriter):
     def _said(self, one: Said) -> bytes:
         match one:
             case Text(text=text):
-                return self._delta(_quoted(text))
+                return self._delta(encoded(text))
             case Thought(text=text):
-                return b'"delta":{"reasoning_content":%b}' % _quoted(text)
+                return b'"delta":{"reasoning_content":%b}' % encoded(text)
             case CallBegun():
                 told = ToolDelta(
                     index=one.index,
@@ -569,7 +568,3 @@ def _joined(parts: Sequence[Tokens]) -> Tokens:
 
 def call_id(kind: str = "call") -> str:
     return f"{kind}_{secrets.token_hex(12)}"
-
-
-def _quoted(text: str) -> bytes:
-    return json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")

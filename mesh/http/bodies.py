@@ -4,7 +4,7 @@ The schemas say what is understood; what a deployment can be asked is checked wh
 comes together, in the gateway. Before: `generation`, which has read the bytes. After: `asking`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
@@ -281,20 +281,31 @@ def validated(kind: type[T], data: dict[str, Any]) -> T:
 
 _EMPTY_CHAT, _EMPTY_COMPLETION = ChatBody.model_construct(), CompletionBody.model_construct()
 _EMPTY_MESSAGE = Message.model_construct()
-"""To copy: what fills in the defaults of a body takes 0.1 ms."""
 
 
-def chat_body(members: dict[str, Any]) -> ChatBody:
+def _like(empty: T, members: Mapping[str, Any]) -> T:
+    """With these members, and the defaults of others. Before a first token pydantic would take 0.1
+    ms to fill these in, and 0.03 to copy them.
+    """
+    made = object.__new__(type(empty))
+    object.__setattr__(made, "__dict__", {**vars(empty), **members})
+    object.__setattr__(made, "__pydantic_fields_set__", set(members))
+    object.__setattr__(made, "__pydantic_extra__", None)
+    object.__setattr__(made, "__pydantic_private__", None)
+    return made
+
+
+def chat_body(members: Mapping[str, Any]) -> ChatBody:
     """One that was checked in another protocol's words."""
-    return _EMPTY_CHAT.model_copy(update=members)
+    return _like(_EMPTY_CHAT, members)
 
 
-def completion_body(members: dict[str, Any]) -> CompletionBody:
-    return _EMPTY_COMPLETION.model_copy(update=members)
+def completion_body(members: Mapping[str, Any]) -> CompletionBody:
+    return _like(_EMPTY_COMPLETION, members)
 
 
 def message(role: str, content: str | None, **further: Any) -> Message:
-    return _EMPTY_MESSAGE.model_copy(update={"role": role, "content": content, **further})
+    return _like(_EMPTY_MESSAGE, {"role": role, "content": content, **further})
 
 
 def assistant_message(

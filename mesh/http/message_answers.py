@@ -166,15 +166,17 @@ class MessageWriter(BlockWriter):
         stop: str | None,
         usage: MessageUsage,
     ) -> dict[str, Any]:
-        told = MessageAnswer(
-            id=self._id,
-            model=self._to.asked.deployment,
-            content=content,
-            stop_reason=reason,
-            stop_sequence=stop,
-            usage=usage,
-        ).model_dump()
-        return {**told, "usage": usage.model_dump(exclude_none=True)}
+        """A `MessageAnswer`, as JSON has it."""
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._to.asked.deployment,
+            "content": [block.model_dump() for block in content],
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage.model_dump(exclude_none=True),
+        }
 
     def _usage_at(self, end: Finished) -> MessageUsage:
         usage = self._usage(end.prompt_tokens, end.cached_prompt_tokens, end.output_tokens)

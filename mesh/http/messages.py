@@ -6,7 +6,7 @@ are refused by their names.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -173,11 +173,11 @@ class MessagesBody(Conversation):
 def read_messages(raw: bytes) -> ChatBody:
     """Raises InvalidInput."""
     body = read(MessagesBody, raw)
-    return chat_of(body).model_copy(update=copied(body, "messages"))
+    return chat_of(body, copied(body, "messages"))
 
 
-def chat_of(body: Conversation) -> ChatBody:
-    """The same in OpenAI's words. Raises InvalidInput."""
+def chat_of(body: Conversation, further: Mapping[str, Any]) -> ChatBody:
+    """The same in OpenAI's words, with `further` members. Raises InvalidInput."""
     check_built(body)
     if body.messages and body.messages[-1].role == "assistant":
         raise InvalidInput(
@@ -203,6 +203,7 @@ def chat_of(body: Conversation) -> ChatBody:
             "tool_choice": None if choice is None else _choice(choice),
             "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
             "response_format": format_,
+            **further,
         }
     )
 

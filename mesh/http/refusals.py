@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.responses import Response
 
 from mesh.domain.errors import InvalidInput, MeshError, Refused
@@ -157,8 +158,11 @@ def error_event(failure: Failure, body: bytes) -> bytes:
 
 
 def encoded(value: Any) -> bytes:
-    """As UTF-8, whatever was given back of what a client sent."""
-    return _ENCODER.encode(value).encode("utf-8", "replace")
+    """JSON in UTF-8, whatever was given back of what a client sent."""
+    try:
+        return to_json(value, inf_nan_mode="constants")
+    except PydanticSerializationError:
+        return _ENCODER.encode(value).encode("utf-8", "replace")  # it has half a character
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -149,6 +149,21 @@ class DeletedResponse(BaseModel):
     deleted: Literal[True] = True
 
 
+def _usual(kind: type[BaseModel]) -> dict[str, Any]:
+    """The members that have a default. Pydantic would take as long as all else that is done before
+    a first token.
+    """
+    members = kind.model_fields.items()
+    return {name: member.default for name, member in members if not member.is_required()}
+
+
+_RESPONSE = _usual(ResponseAnswer)
+_ITEMS = {
+    "thought": _usual(OutputReasoning),
+    "text": _usual(OutputMessage),
+    "call": _usual(OutputCall),
+}
+_PARTS = {"thought": _usual(ThoughtText), "text": _usual(OutputText)}
 Keep = Callable[[Mapping[str, Any]], None]
 _IDS = {"thought": "rs", "text": "msg", "call": "fc"}
 _TEXTS = {"thought": "reasoning_text", "text": "output_text"}
@@ -165,7 +180,7 @@ class ResponseWriter(BlockWriter):
         self._keep = keep
         self._created_s = int(time.time())
         self._events = 0
-        self._output: list[AnyOutput] = []
+        self._output: list[dict[str, Any]] = []
         """The items of the blocks, as they were told last."""
 
     def opening(self, index: int) -> bytes:
@@ -181,51 +196,45 @@ class ResponseWriter(BlockWriter):
     def failing(self, failure: Failure, body: bytes) -> bytes:
         code = "rate_limit_exceeded" if failure.status == 429 else "server_error"
         fault = ResponseFault(code=code, message=failure.error.message)
-        answer = self._response("failed", error=fault)
+        answer = self._response("failed", error=fault.model_dump())
         if self._keep is not None:
             self._keep(answer)
         return self._event("response.failed", response=answer)
 
     def _begun(self, block: Block) -> bytes:
         id_ = f"{_IDS[block.kind]}_{self._to.id_}_{block.number}"
-        item: AnyOutput
-        match block.kind:
-            case "text":
-                item = OutputMessage(id=id_)
-            case "thought":
-                item = OutputReasoning(id=id_)
-            case "call":
-                item = OutputCall(id=id_, call_id=call_id(), name=block.name)
+        item = {"id": id_, **_ITEMS[block.kind]}
+        if block.kind == "call":
+            item |= {"call_id": call_id(), "name": block.name}
         self._output.append(item)
-        told = self._of_item("response.output_item.added", block, item=item.model_dump())
+        told = self._of_item("response.output_item.added", block, item=item)
         if block.kind == "call":
             return told
-        part = _part(Block(kind=block.kind, number=block.number)).model_dump()
-        return told + self._of_part("response.content_part.added", block, part=part)
+        return told + self._of_part("response.content_part.added", block, part=_PARTS[block.kind])
 
     def _grown(self, block: Block, more: str, logprobs: list[TokenLogprob]) -> bytes:
         if block.kind == "call":
             kind = "response.function_call_arguments.delta"
-            return self._of_item(kind, block, item_id=self._output[-1].id, delta=more)
+            return self._of_item(kind, block, item_id=self._output[-1]["id"], delta=more)
         further = {"logprobs": _dumped(logprobs)} if block.kind == "text" else {}
         kind = f"response.{_TEXTS[block.kind]}.delta"
         return self._of_part(kind, block, delta=more, **further)
 
     def _closed(self, block: Block, end: Finished | None) -> bytes:
         item = self._output[-1]
-        item.status = "incomplete" if _is_cut(end) else "completed"
-        if isinstance(item, OutputCall):
-            item.arguments = block.text
+        item["status"] = "incomplete" if _is_cut(end) else "completed"
+        if block.kind == "call":
+            item["arguments"] = block.text
             kind = "response.function_call_arguments.done"
-            told = self._of_item(kind, block, item_id=item.id, arguments=block.text)
+            told = self._of_item(kind, block, item_id=item["id"], arguments=block.text)
         else:
-            part = _part(block)
-            item.content.append(part)  # type: ignore[arg-type]
             further = {"logprobs": _dumped(block.logprobs)} if block.kind == "text" else {}
+            part = {**_PARTS[block.kind], "text": block.text, **further}
+            item["content"] = [part]
             kind = f"response.{_TEXTS[block.kind]}.done"
             told = self._of_part(kind, block, text=block.text, **further)
-            told += self._of_part("response.content_part.done", block, part=part.model_dump())
-        return told + self._of_item("response.output_item.done", block, item=item.model_dump())
+            told += self._of_part("response.content_part.done", block, part=part)
+        return told + self._of_item("response.output_item.done", block, item=item)
 
     def _ended(self, end: Finished) -> bytes:
         answer = self._answer(end)
@@ -240,15 +249,17 @@ class ResponseWriter(BlockWriter):
             output_tokens_details=OutputTokensDetails(reasoning_tokens=self._thought_tokens or 0),
             total_tokens=end.prompt_tokens + end.output_tokens,
         )
-        details = IncompleteDetails(reason="max_output_tokens") if cut else None
-        status: Status = "incomplete" if cut else "completed"
-        answer = self._response(status, usage=usage, incomplete_details=details)
+        answer = self._response(
+            "incomplete" if cut else "completed",
+            usage=usage.model_dump(),
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+        )
         if self._keep is not None:
             self._keep(answer)
         return answer
 
     def _response(self, status: Status, **further: Any) -> dict[str, Any]:
-        return ResponseAnswer(
+        return response(
             id=f"resp_{self._to.id_}",
             created_at=self._created_s,
             completed_at=int(time.time()) if status == "completed" else None,
@@ -260,10 +271,10 @@ class ResponseWriter(BlockWriter):
             top_p=self._to.asked.top_p,
             **self._told,
             **further,
-        ).model_dump()
+        )
 
     def _of_part(self, kind: str, block: Block, **members: Any) -> bytes:
-        id_ = self._output[-1].id
+        id_ = self._output[-1]["id"]
         return self._of_item(kind, block, item_id=id_, content_index=0, **members)
 
     def _of_item(self, kind: str, block: Block, **members: Any) -> bytes:
@@ -275,14 +286,13 @@ class ResponseWriter(BlockWriter):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), encoded(told))
 
 
+def response(**members: Any) -> dict[str, Any]:
+    """A `ResponseAnswer`, as JSON has it, of what is not as usual."""
+    return {**_RESPONSE, **members}
+
+
 def _is_cut(end: Finished | None) -> bool:
     return end is not None and end.reason is FinishReason.LENGTH
-
-
-def _part(block: Block) -> OutputText | ThoughtText:
-    if block.kind == "thought":
-        return ThoughtText(text=block.text)
-    return OutputText(text=block.text, logprobs=block.logprobs)
 
 
 def _dumped(logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:

@@ -8,13 +8,13 @@ call said. Tools of the hosted service are refused by their names.
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -42,7 +42,7 @@ from mesh.http.generation import NewWriter
 from mesh.http.kept_responses import REFERENCES_MAX, KeptResponses
 from mesh.http.members import copied
 from mesh.http.refusals import EVENT_STREAM, encoded
-from mesh.http.response_answers import DeletedResponse, InputTokens, ResponseAnswer, ResponseWriter
+from mesh.http.response_answers import DeletedResponse, InputTokens, ResponseWriter, response
 from mesh.http.together import Gateway
 from mesh.http.tokens import Answered
 from mesh.http.tools import (
@@ -175,6 +175,9 @@ class Items(Strict):
     input: list[AnyItem]
 
 
+_ITEMS_AS_JSON = TypeAdapter(list[AnyItem])
+
+
 class OfferedFunction(Strict):
     type: Literal["function"]
     name: str = Field(pattern=NAME)
@@ -304,17 +307,15 @@ class Responses:
         """
         body = read(ResponsesBody, raw)
         own = _own_items(body)
-        chat = self.chat_of(body, own).model_copy(
-            update={
-                **copied(body, "responses"),
-                "stream": body.stream or bool(id_),
-                "logprobs": LOGPROBS in (body.include or ()),
-            }
-        )
+        further = {
+            **copied(body, "responses"),
+            "stream": body.stream or bool(id_),
+            "logprobs": LOGPROBS in (body.include or ()),
+        }
+        chat = self.chat_of(body, own, further)
         keep = None
         if body.store is not False:
-            said = [item.model_dump(exclude_none=True) for item in own]
-            keep = partial(self._kept.keep, said=encoded(said), previous=body.previous_response_id)
+            keep = partial(self._keep, said=own, previous=body.previous_response_id)
         repeated = _repeated(body)
         if not body.background:
             return chat, lambda to: ResponseWriter(to, repeated, keep)
@@ -327,7 +328,7 @@ class Responses:
         if id_:
             return chat, lambda to: ResponseWriter(replace(to, id_=id_), repeated, keep)
         id_ = secrets.token_hex(12)
-        queued = ResponseAnswer(
+        queued = response(
             id=f"resp_{id_}",
             created_at=int(time.time()),
             status="queued",
@@ -337,17 +338,27 @@ class Responses:
             top_p=body.top_p,
             **repeated,
         )
-        given_bytes = len(raw) + len(keep.keywords["said"])
-        run = Run(response_queued=queued.model_dump(), keep=keep, given_bytes=given_bytes)
+        # The items take about as much as they do in the body.
+        run = Run(response_queued=queued, keep=keep, given_bytes=2 * len(raw))
         read_again = partial(self.read, id_=id_)
         return chat, Background(
-            id_=queued.id, run=run, runs=self._runs, stream=bool(body.stream), read=read_again
+            id_=queued["id"], run=run, runs=self._runs, stream=bool(body.stream), read=read_again
         )
 
-    def chat_of(self, body: InputBody, own: Sequence[AnyItem] | None = None) -> ChatBody:
-        """The same in the words of Chat Completions. Raises InvalidInput."""
+    def _keep(
+        self, answer: Mapping[str, Any], *, said: Sequence[AnyItem], previous: str | None
+    ) -> None:
+        items = _ITEMS_AS_JSON.dump_json(list(said), exclude_none=True)
+        self._kept.keep(answer, said=items, previous=previous)
+
+    def chat_of(
+        self, body: InputBody, own: Sequence[AnyItem], further: Mapping[str, Any]
+    ) -> ChatBody:
+        """The same in the words of Chat Completions, with `further` members; `own` are the items of
+        its input. Raises InvalidInput.
+        """
         check_built(body)
-        items = [*self._earlier(body), *(_own_items(body) if own is None else own)]
+        items = [*self._earlier(body), *own]
         references = sum(isinstance(item, ReferenceItem) for item in items)
         if references > REFERENCES_MAX:
             raise InvalidInput(
@@ -368,6 +379,7 @@ class Responses:
                 "tool_choice": choice,
                 "parallel_tool_calls": body.parallel_tool_calls,
                 "response_format": _format(body.text),
+                **further,
             }
         )
 
@@ -446,7 +458,8 @@ class CountInput(Answered[InputBody]):
         self._responses = responses
 
     async def answered(self, body: InputBody, exchange: Exchange) -> InputTokens:
-        return InputTokens(input_tokens=await self.count(self._responses.chat_of(body)))
+        chat = self._responses.chat_of(body, _own_items(body), {})
+        return InputTokens(input_tokens=await self.count(chat))
 
 
 def _own_items(body: InputBody) -> Sequence[AnyItem]:
@@ -533,9 +546,7 @@ def _format(text: TextConfig | None) -> ResponseFormat | None:
 
 def _repeated(body: ResponsesBody) -> dict[str, Any]:
     """What an answer repeats of its call."""
-    parts = {"text", "tool_choice", "tools"}
-    said = body.model_dump(include=parts, by_alias=True, exclude_none=True)
-    reasoning = body.reasoning
+    reasoning, choice = body.reasoning, body.tool_choice
     return {
         "background": bool(body.background),
         "instructions": body.instructions,
@@ -544,8 +555,12 @@ def _repeated(body: ResponsesBody) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
-        "text": {"format": {"type": "text"}, **said.get("text", {})},
-        "tool_choice": said.get("tool_choice", "auto"),
-        "tools": said.get("tools", []),
+        "text": {"format": {"type": "text"}, **(_said(body.text) if body.text else {})},
+        "tool_choice": _said(choice) if isinstance(choice, Strict) else choice or "auto",
+        "tools": [_said(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
     }
+
+
+def _said(member: Strict) -> dict[str, Any]:
+    return member.model_dump(by_alias=True, exclude_none=True)

@@ -132,7 +132,7 @@ class CountTokens(Answered[Conversation]):
     kind = Conversation
 
     async def answered(self, body: Conversation, exchange: Exchange) -> TokenCount:
-        return TokenCount(input_tokens=await self.count(chat_of(body)))
+        return TokenCount(input_tokens=await self.count(chat_of(body, {})))
 
 
 def _prompt(body: TokenizeBody) -> Prompt:

@@ -25,7 +25,7 @@ from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
 from mesh.http import exchange
 from mesh.http.exchange import BODY_BYTES_MAX, UNREAD_BYTES_MAX, Bodies
-from mesh.http.refusals import Failure, in_openai, retry_headers, status_and_code
+from mesh.http.refusals import Failure, encoded, in_openai, retry_headers, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
 from tests.controller.live import CLASSES, QUICK, SPEC, WAIT_S_MAX
 from tests.http.edge import HELLO, Edge, edge, events, raw, read_all
@@ -606,3 +606,8 @@ async def test_an_endless_chat_template_ends_its_own_calls_and_delays_nobody(
         refused = next(call.result() for call in calls if call.result().status_code == 429)
         assert 0 < float(refused.headers["Retry-After"]) <= 60
         threads.shutdown()
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"a\ud800": 1}, {"a": ["b\udfff"]}])
+def test_half_a_character_is_told_as_a_question_mark(value: Any) -> None:
+    assert b"?" in encoded(value)
