@@ -198,7 +198,7 @@ class Control(ControlServicer):
         return [one for one in self._calls.requests() if one.deployment in visible]
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
-        watch = self._log.watch(backlog=request.backlog, follow=request.follow)
+        watch = self._log.watch(backlog=request.backlog, follow=request.follow, asks=caller())
         async with aclosing(watch):
             async for event in watch:
                 await context.write(to_wire(event, pb.CellEvent))

@@ -18,7 +18,7 @@ from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.usage import Usage, UsageBy, summed
 from mesh.domain.views import CellSnapshot, NodesWanted, ProfileView
-from mesh.report.call_views import Sees, chrome_trace, story, timeline
+from mesh.report.call_views import chrome_trace, story, timeline
 from mesh.report.calls import CallBook
 from mesh.report.cell_report import CellReport, cell_report
 from mesh.report.plain import Plain, plain
@@ -65,19 +65,19 @@ class Reading:
     def requests(self, asks: Caller, after: int) -> dict[str, Plain]:
         """Those that are open, and those that ended after the one of this number."""
         now_s = self._clock.now_s()
-        return timeline(self._book, now_s, self._unix_s(), after=after, sees=_sees(asks))
+        return timeline(self._book, now_s, self._unix_s(), after=after, sees=asks.sees)
 
     def request(self, asks: Caller, request_id: str) -> dict[str, Plain]:
         """Raises NotFound for one that is not known any more, or that is another tenant's."""
         found = self._book.find(request_id)
-        if found is None or not _sees(asks)(found.tenant):
+        if found is None or not asks.sees(found.tenant):
             raise no_request(RequestId(request_id))
         return story(found, self._clock.now_s(), self._unix_s())
 
     def end(self, asks: Caller, request_id: str) -> None:
         """Raises NotFound for one that is not open, or that is another tenant's."""
         found = self._book.open.get(RequestId(request_id))
-        if found is None or not _sees(asks)(found.tenant):
+        if found is None or not asks.sees(found.tenant):
             raise no_request(RequestId(request_id))
         self._cancel(found.request_id)
 
@@ -107,7 +107,7 @@ class Reading:
         return {str(one.device): plain(one) for one in found}
 
     def trace(self, asks: Caller) -> Iterator[Plain]:
-        return chrome_trace(self._book, self._clock.now_s(), _sees(asks))
+        return chrome_trace(self._book, self._clock.now_s(), asks.sees)
 
     async def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain:
         """Raises StorageError."""
@@ -116,13 +116,15 @@ class Reading:
         return plain(summed(mine, by))
 
     async def report(self, asks: Caller, since_s: float) -> CellReport:
-        """The last `since_s` seconds, as far as they are known. A tenant is told of its calls."""
+        """The last `since_s` seconds, as far as they are known. A tenant is told of its calls
+        and loads.
+        """
         now_s, operator = self._clock.now_s(), asks.role is Role.ADMIN
         from_s = max(now_s - since_s, self._started_s)
-        ends, sees = list(self._book.ends), _sees(asks)
+        ends, sees = list(self._book.ends), asks.sees
         if ends and len(ends) == self._book.ends.maxlen:
             from_s = max(from_s, ends[0].at_s)
-        loads = list(self._book.loads) if operator else []
+        loads = [load for load in self._book.loads if sees(load.tenant)]
         lines = [(at_s, line) for at_s, line in self._log.lines() if sees(line.tenant)]
         looks = list(self._recent.looks) if operator else []
         began_unix_s = self._unix_s() - (now_s - from_s)
@@ -138,7 +140,3 @@ class Reading:
                 began_unix_s=began_unix_s,
             )
         )
-
-
-def _sees(asks: Caller) -> Sees:
-    return lambda tenant: asks.role is Role.ADMIN or tenant == asks.tenant != ""

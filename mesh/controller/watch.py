@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from mesh.domain.access import ANYONE, Caller, Role
 from mesh.domain.errors import Unavailable
 from mesh.domain.views import CellEvent, CellLine
 from mesh.wire.mailbox import Mailbox
@@ -16,6 +17,9 @@ from mesh.wire.mailbox import Mailbox
 LINES_MAX = 10_000
 """At most so many lines are kept for those who ask later."""
 WATCHERS_MAX = 64
+WATCHERS_BY_TENANT_MAX = 8
+TENANTS_WATCHERS_MAX = 32
+"""All tenants together have at most so many: there is room for operators, and for the page."""
 WATCHER_LINES_MAX = 2_000
 """At most so many lines may wait for one watcher to read."""
 
@@ -25,6 +29,7 @@ _Line = tuple[float, CellLine]
 
 @dataclass(slots=True, eq=False)
 class _Watcher:
+    asks: Caller
     lines: Mailbox[_Line] = field(default_factory=lambda: Mailbox(WATCHER_LINES_MAX))
     missed: bool = False
 
@@ -48,7 +53,7 @@ class CellLog:
             line = (now_s, said)
             self._lines.append(line)
             for watcher in self._watchers:
-                if not watcher.lines.put(line):
+                if watcher.asks.sees(said.tenant) and not watcher.lines.put(line):
                     watcher.missed = True
                     watcher.lines.close()
 
@@ -58,18 +63,17 @@ class CellLog:
         for watcher in self._watchers:
             watcher.lines.close()
 
-    async def watch(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
-        """The last `backlog` lines, then with `follow` new ones. Raises Unavailable when too many
-        watch already.
+    async def watch(
+        self, *, backlog: int, follow: bool, asks: Caller = ANYONE
+    ) -> AsyncGenerator[CellEvent, None]:
+        """The last `backlog` lines that the caller may see, then with `follow` new ones. Raises
+        Unavailable when too many watch already.
         """
-        watcher = _Watcher()
-        earlier = list(islice(self._lines, max(0, len(self._lines) - backlog), None))
+        watcher = _Watcher(asks)
+        seen = (line for line in reversed(self._lines) if asks.sees(line[1].tenant))
+        earlier = list(islice(seen, backlog))[::-1]
         if follow and not self._closed:
-            if len(self._watchers) >= WATCHERS_MAX:
-                raise Unavailable(
-                    f"{len(self._watchers)} watchers are here already, which is the limit",
-                    hint="end one of them, or look without --follow",
-                )
+            self._check_room(asks)
             self._watchers.append(watcher)
         else:
             watcher.lines.close()
@@ -84,6 +88,22 @@ class CellLog:
         finally:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
+
+    def _check_room(self, asks: Caller) -> None:
+        """Raises Unavailable."""
+        tenants = [one.asks.tenant for one in self._watchers if one.asks.role is not Role.ADMIN]
+        bounds = [(len(self._watchers), WATCHERS_MAX)]
+        if asks.role is not Role.ADMIN:
+            bounds += [
+                (len(tenants), TENANTS_WATCHERS_MAX),
+                (tenants.count(asks.tenant), WATCHERS_BY_TENANT_MAX),
+            ]
+        for have, most in bounds:
+            if have >= most:
+                raise Unavailable(
+                    f"{have} watchers are here already, which is the limit",
+                    hint="end one of them, or look without --follow",
+                )
 
     def _aged(self, line: _Line) -> CellEvent:
         at_s, said = line

@@ -36,6 +36,10 @@ class Caller:
     def may_see(self, spec: DeploymentSpec) -> bool:
         return self.role is Role.ADMIN or (self.role is Role.TENANT and spec.tenant == self.tenant)
 
+    def sees(self, tenant: str) -> bool:
+        """Whether the caller is told what concerns a tenant; what is nobody's is for operators."""
+        return self.role is Role.ADMIN or tenant == self.tenant != NOBODY
+
 
 ANYONE = Caller()
 

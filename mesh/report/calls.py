@@ -101,6 +101,7 @@ class Load:
 
     instance_id: InstanceId
     deployment: DeploymentName
+    tenant: str = ""
     node_id: NodeId | None
     begun_s: float
     ended_s: float | None = None
@@ -369,9 +370,12 @@ class CallBook:
                 if call := self.open.get(request_id):
                     call.give_up_move(now_s, attempt=attempt)
             case LoadInstance():
+                name = public_name(command.deployment)
+                spec = self._look(name)
                 load = Load(
                     instance_id=command.instance_id,
-                    deployment=public_name(command.deployment),
+                    deployment=name,
+                    tenant=spec.tenant if spec else "",
                     node_id=node_id,
                     begun_s=now_s,
                 )

@@ -34,9 +34,10 @@ _CONTROL = {
             "GetReport",
             "ListRequests",
             "Cancel",
+            "Watch",
         ),
     ),
-    _OPERATORS: ("Drain", "ListNodes", "GetStatus", "Watch", "StepDown"),
+    _OPERATORS: ("Drain", "ListNodes", "GetStatus", "StepDown"),
 }
 _OPEN_INFERENCE: Mapping[str, frozenset[Role] | None] = {
     "ServerLive": None,

@@ -3,14 +3,22 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
 
 from mesh.controller.recent import CALLS_MAX, SAMPLES_MAX, WINDOW_S, Recent
 from mesh.controller.tenants import TenantMeter
-from mesh.controller.watch import LINES_MAX, WATCHER_LINES_MAX, WATCHERS_MAX, CellLog
-from mesh.domain.access import NOBODY, TenantLimits, TenantName
+from mesh.controller.watch import (
+    LINES_MAX,
+    TENANTS_WATCHERS_MAX,
+    WATCHER_LINES_MAX,
+    WATCHERS_BY_TENANT_MAX,
+    WATCHERS_MAX,
+    CellLog,
+)
+from mesh.domain.access import NOBODY, Caller, Role, TenantLimits, TenantName
 from mesh.domain.errors import Refused, Unavailable
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.views import CellEvent, CellLine
@@ -199,6 +207,35 @@ async def test_there_is_a_bound_on_watchers_and_leaving_makes_room() -> None:
         assert (await anext(late)).line.text == "x"
     for watch in watches:
         await watch.aclose()
+
+
+async def test_a_tenant_follows_its_own_lines_and_leaves_room_for_others() -> None:
+    def narrate(event: object, actions: object) -> list[CellLine]:
+        return [CellLine(kind="node", subject="n1", text=str(event), tenant=str(event)[0])]
+
+    log = CellLog(narrate=narrate, now_s=lambda: 1.0)
+    watches = list[AsyncGenerator[CellEvent, None]]()
+
+    async def watch(tenant: str) -> str:
+        asks = Caller(role=Role.TENANT, tenant=TenantName(tenant))
+        watches.append(log.watch(backlog=2, follow=True, asks=asks))
+        return (await anext(watches[-1])).line.text
+
+    for text in "a1", "a2", "a3", "b1", "c1", "d1", "e1":
+        log.record(1.0, text, [])
+    assert [await watch("a") for _ in range(WATCHERS_BY_TENANT_MAX)] == ["a2"] * 8
+    with pytest.raises(Unavailable, match=f"{WATCHERS_BY_TENANT_MAX} watchers"):
+        await watch("a")
+    for tenant in "bcd":
+        assert [await watch(tenant) for _ in range(8)] == [f"{tenant}1"] * 8
+    with pytest.raises(Unavailable, match=f"{TENANTS_WATCHERS_MAX} watchers"):
+        await watch("e")
+    assert await texts_of(log, backlog=1, follow=False) == ["e1"]
+    for text in "b2", "a4":
+        log.record(1.0, text, [])
+    assert [(await anext(watches[0])).line.text for _ in range(2)] == ["a3", "a4"]
+    for one in watches:
+        await one.aclose()
 
 
 FREES = """

@@ -148,6 +148,23 @@ async def test_a_tenant_is_told_what_happens_to_its_own(closed: tuple[LiveCell, 
     texts = [line["text"] for line in told]
     assert texts[0] == f"deploy {SPEC.source}"
     assert any(text.startswith("imported ") for text in texts)
+    logged = await cell.ask(lambda: [event.line for event in hers[0].watch(backlog=999)])
+    assert [line.text for line in logged[: len(texts)]] == texts
+    assert {(line.deployment, line.tenant) for line in logged} == {("hers", "a")}
+    everything = await cell.ask(lambda: list(client_of(cell, keys.admin).watch(backlog=999)))
+    assert {"a", "b", ""} == {event.line.tenant for event in everything}
+
+
+async def test_a_tenants_report_tells_of_its_loads_alone(closed: tuple[LiveCell, Keys]) -> None:
+    cell, keys = closed
+    client = client_of(cell, keys.a)
+    await cell.ask(client.deploy, SPEC)
+    await cell.ask(client.load, SPEC.name)
+    loads = {}
+    for name, key in (("a", keys.a), ("b", keys.b), ("admin", keys.admin)):
+        told = await cell.ask(client_of(cell, key).report, 600.0)
+        loads[name] = [one["loads"] for one in json.loads(told)["loads"]]
+    assert loads == {"a": [1], "b": [], "admin": [1]}
 
 
 async def test_a_key_that_waits_for_the_disk_holds_nobody_up(
