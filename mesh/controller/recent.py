@@ -37,8 +37,10 @@ class Recent:
 
     def __init__(self) -> None:
         self._ends: dict[str, deque[_End]] = {}
-        self._said: dict[tuple[str, ...], RecentCalls] = {}
-        """What was counted since the last end came or went."""
+        self._changes: Counter[str] = Counter()
+        """How often an end of each deployment has come or gone."""
+        self._said: dict[tuple[str, ...], tuple[int, RecentCalls]] = {}
+        """What was counted last, and the changes until then."""
         self._tokens = 0
         self._refused = 0
         self._sampled: tuple[float, int, int] | None = None
@@ -63,23 +65,25 @@ class Recent:
     def forget(self, name: str) -> None:
         """Its deployment was removed."""
         self._ends.pop(name, None)
+        self._changes.pop(name, None)
         self._said.clear()
 
     def calls(self, now_s: float, names: tuple[str, ...] = (ALL,)) -> RecentCalls:
         """The window of these deployments together."""
         for name in names:
             self._expire(now_s, name)
+        changes = sum(self._changes[name] for name in names)
         known = self._said.get(names)
-        if known is None:
+        if known is None or known[0] != changes:
             ends = [end for name in names for end in self._ends.get(name, ())]
-            known = self._said[names] = _counted(ends)
-        return known
+            known = self._said[names] = changes, _counted(ends)
+        return known[1]
 
     def _expire(self, now_s: float, name: str) -> None:
         ends = self._ends.get(name)
         while ends and ends[0].at_s < now_s - WINDOW_S:
             ends.popleft()
-            self._said.clear()
+            self._changes[name] += 1
 
     def sample(
         self,
@@ -110,8 +114,8 @@ class Recent:
         )
 
     def _end(self, name: str, end: _End) -> None:
-        self._said.clear()
         for key in (name, ALL):
+            self._changes[key] += 1
             self._ends.setdefault(key, deque(maxlen=CALLS_MAX)).append(end)
 
 

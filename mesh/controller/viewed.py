@@ -84,7 +84,7 @@ class Viewed:
         pictures = []
         for asks in callers:
             await asyncio.sleep(0)
-            pictures.append(self._picture(asks, snapshot))
+            pictures.append(await self._picture(asks, snapshot))
         return pictures
 
     async def _looked(self) -> CellSnapshot:
@@ -97,9 +97,7 @@ class Viewed:
             except StopIteration as end:
                 snapshot: CellSnapshot = end.value
                 return snapshot
-            if time.perf_counter() - begun_s > LOOK_S:
-                await asyncio.sleep(0)
-                begun_s = time.perf_counter()
+            begun_s = await _others_first(begun_s)
 
     def _see(self, nodes: Sequence[NodeSnapshot]) -> None:
         now_s = self._clock.now_s()
@@ -161,12 +159,16 @@ class Viewed:
             )
             await asyncio.sleep(SAMPLE_S)
 
-    def _picture(self, asks: Caller, snapshot: CellSnapshot) -> CellPicture:
+    async def _picture(self, asks: Caller, snapshot: CellSnapshot) -> CellPicture:
         now_s, operator = self._clock.now_s(), asks.role is Role.ADMIN
         here = with_starting(snapshot.nodes, self._starting()) if operator else ()
         nodes = self._with_lost(here) if operator else ()
         seen = snapshot if operator else _own(seen_by(asks, snapshot))
         names = tuple(one.spec.name for one in seen.deployments)
+        recent_of, begun_s = {}, time.perf_counter()
+        for name in names:
+            recent_of[name] = self._recent.calls(now_s, (name,))
+            begun_s = await _others_first(begun_s)
         uptime_s = now_s - self._started_s
         status = cell_status(seen, uptime_s=uptime_s, state_path=self._state_path)
         return CellPicture(
@@ -174,8 +176,16 @@ class Viewed:
             nodes=nodes,
             deployments=seen.deployments,
             recent=self._recent.calls(now_s, (ALL,) if operator else names),
-            recent_of={name: self._recent.calls(now_s, (name,)) for name in names},
+            recent_of=recent_of,
         )
+
+
+async def _others_first(begun_s: float) -> float:
+    """When the loop was last given to others: now, where that was longer ago than LOOK_S."""
+    if time.perf_counter() - begun_s <= LOOK_S:
+        return begun_s
+    await asyncio.sleep(0)
+    return time.perf_counter()
 
 
 def _own_status(status: CellStatus, seen: CellSnapshot) -> CellStatus:

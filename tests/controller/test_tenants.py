@@ -141,6 +141,16 @@ def test_a_sample_gives_rates_since_the_one_before() -> None:
     assert (second.running, second.queued) == (1, 3)
 
 
+def test_what_was_counted_holds_until_an_end_of_its_own() -> None:
+    recent = Recent()
+    recent.finished(1.0, "chat", ttft_s=0.1, tpot_s=0.1, met=True)
+    chat = recent.calls(2.0, ("chat",))
+    recent.refused(2.0, "code", RefusalReason.MEMORY_FULL)
+    assert recent.calls(2.0, ("chat",)) is chat
+    recent.finished(2.0, "chat", ttft_s=0.1, tpot_s=0.1, met=True)
+    assert [recent.calls(2.0, names).finished for names in (("chat",), ("chat", "code"))] == [2, 2]
+
+
 def log_of(now_s: float = 10.0) -> CellLog:
     """Each event is told as one line, its own text."""
     return CellLog(
