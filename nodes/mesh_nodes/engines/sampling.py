@@ -25,6 +25,10 @@ Floats = npt.NDArray[np.float32]
 
 _TEMPERATURE_MIN = 1e-4
 """Below it the most likely token is all but certain, and quotients leave f32."""
+_FACTORS = (1e-30, 1e30)
+"""Beyond these, what logits are multiplied by or divided by is 0 or infinite in f32, and what that
+makes of a logit that a grammar has left out is no number.
+"""
 
 
 class Past:
@@ -150,7 +154,8 @@ def _penalise(row: Floats, draw: Draw) -> None:
     sampling = draw.sampling
     if sampling.repetition_penalty != 1.0:
         seen = np.flatnonzero(draw.past.seen)
-        values, penalty = row[seen], sampling.repetition_penalty
+        values = row[seen]
+        penalty = min(max(sampling.repetition_penalty, _FACTORS[0]), _FACTORS[1])
         row[seen] = np.where(values > 0, values / penalty, values * penalty)
     if sampling.presence_penalty or sampling.frequency_penalty:
         given = np.flatnonzero(draw.past.counts)
@@ -180,7 +185,7 @@ def _keeps_all(sampling: SamplingParams, vocabulary: int) -> bool:
 
 
 def _temperature(sampling: SamplingParams) -> float:
-    return max(sampling.temperature, _TEMPERATURE_MIN)
+    return min(max(sampling.temperature, _TEMPERATURE_MIN), _FACTORS[1])
 
 
 def _sample_some(columns: Columns, row: int, sampling: SamplingParams, number: float) -> int:

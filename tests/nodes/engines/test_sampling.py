@@ -174,6 +174,22 @@ def test_nothing_ends_a_request_before_it_has_its_tokens(temperature: float) -> 
     assert drawn == [2, 2, 2, 0, 0]
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1e300, min_tokens=9),
+        SamplingParams(temperature=1e300, min_tokens=9, top_p=0.9),
+        SamplingParams(temperature=1.0, min_tokens=9, repetition_penalty=1e300),
+        SamplingParams(temperature=1.0, min_tokens=9, repetition_penalty=1e-300),
+    ],
+)
+def test_however_large_or_small_a_parameter_is_a_token_is_drawn(params: SamplingParams) -> None:
+    logits = np.array([[2.0, 1.0, 0.0, 0.0]], np.float32)
+    for index in range(8):
+        past = Past([0, 1, 2], [], 4)
+        assert choose(logits.copy(), [Draw(params, 5, index, past, end_ids=(3,))])[0] < 3
+
+
 def test_presence_and_frequency_look_at_the_output_alone() -> None:
     """Token 0 came three times, 1 once, 2 in the prompt."""
     past = Past([2, 2], [0, 1, 0, 0], 4)
