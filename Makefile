@@ -9,7 +9,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_BIN := .venv-bench/bin
-FUZZ_BIN := .venv-fuzz/bin
 VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
@@ -192,7 +191,7 @@ format: $(VENV)/.installed-dev ## format the code
 # Environments of benchmarks that need more than the tests do.
 BENCH_PEERS := cold-start embed engine fleet
 BENCH_VLLM := mixed vllm-step vllm-switch
-bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev))))
+bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev)))
 
 bench: $(VENV)/.installed-dev ## a benchmark: NAME=slo ARGS="--quick"; without NAME it lists them
 	@$(if $(NAME),$(MAKE) --no-print-directory bench-$(NAME),$(BIN)/python -m bench)
@@ -218,15 +217,9 @@ faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads 
 	@MESH_KILL_SEEDS=$$(( ($(KILLS) + 2) / 3 )) MESH_DAMAGE_SEEDS=$(KILLS) $(PYTEST) --timeout 3600 \
 	  tests/loader/test_store_kills.py tests/e2e/test_prefetch_kills.py $(addprefix tests/nodes/engines/openvino/,test_load_kills.py test_damage.py)
 
-.venv-fuzz/.installed: pyproject.toml
-	test -x $(FUZZ_BIN)/python || $(PYTHON) -m venv .venv-fuzz
-	echo "setting up .venv-fuzz with schemathesis …" >&2
-	$(FUZZ_BIN)/python -m $(PIP) -e '.[fuzz]' 2> >(grep -v WARNING >&2)
-	touch $@
-
 # ARGS="--cases 500 --seed 2"
-fuzz: .venv-fuzz/.installed ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC and model files; nothing undocumented
-	@$(HOME_HERE) $(FUZZ_BIN)/python -m bench fuzz $(ARGS)
+fuzz: $(VENV)/.installed-dev ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC and model files; nothing undocumented
+	@$(HOME_HERE) $(BIN)/python -m bench fuzz $(ARGS)
 
 # Five minutes; the last line says what the others noticed.
 attack: $(VENV)/.installed-dev ## what a tenant with a key can do to a cell: a hundred attempts beside another tenant's calls
@@ -236,4 +229,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench soak
 
 clean:
-	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,12 +3,13 @@
 Calls follow the schema that HTTP serves and the descriptors of gRPC. Files are configurations,
 tokenizers, templates, GGUF metadata and safetensors headers.
 
-One deployment of the demo model, with a context so short that each answer ends soon. Afterwards the
-cell's processes must be those that were started, with no request, KV block or descriptor held. The
-last line is one JSON object (`cases`, `undocumented`, `hangs` of all together, `leaks`); exit code
-1 when any but the first is not 0.
+Two deployments of the demo model, one of which embeds, with a context so short that each answer
+ends soon. Afterwards the cell's processes must be those that were started, with no request, KV
+block or descriptor held. The last line is one JSON object (`cases`, `undocumented`, `hangs` of all
+together, `leaks`); exit code 1 when any but the first is not 0.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 import psutil
@@ -23,9 +24,10 @@ from bench.soak import FDS_GROWTH_MAX, leftovers
 from mesh.cli.cell import LocalCell
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
+from mesh.domain.model import Task
 from mesh.wire.client import MeshClient
 
-NAME = DeploymentName("fuzz")
+NAME, EMBEDS = DeploymentName("fuzz"), DeploymentName("embeds")
 CONTEXT_TOKENS = 64
 WARM_UP_CASES = 50
 
@@ -33,8 +35,8 @@ WARM_UP_CASES = 50
 def fuzzed(cell: LocalCell, cases: int, seeded: int) -> dict[str, Findings]:
     url = f"http://{cell.http_address}"
     return {
-        "HTTP": fuzz_http(url, NAME, cases=cases, seeded=seeded),
-        "gRPC": fuzz_grpc(cell.address, [NAME], cases=cases, seeded=seeded),
+        "HTTP": fuzz_http(url, [NAME], [EMBEDS], cases_max=cases, seeded=seeded),
+        "gRPC": fuzz_grpc(cell.address, [NAME, EMBEDS], cases=cases, seeded=seeded),
         "files": fuzz_files(cell.address, cases_max=cases, seeded=seeded),
     }
 
@@ -42,10 +44,8 @@ def fuzzed(cell: LocalCell, cases: int, seeded: int) -> dict[str, Findings]:
 def fuzz(cases: int, seeded: int) -> tuple[dict[str, Findings], list[str]]:
     """The findings of both protocols and of files, and what is left or lost afterwards."""
     with local_cell(http="127.0.0.1:0") as cell:
-        deployed(
-            cell.address,
-            [DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS)],
-        )
+        spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS)
+        deployed(cell.address, [spec, replace(spec, name=EMBEDS, task=Task.EMBED)])
         processes = {child.name: psutil.Process(child.process.pid) for child in cell.children}
         fuzzed(cell, WARM_UP_CASES, seeded + 1)
         fds = {name: process.num_fds() for name, process in processes.items()}

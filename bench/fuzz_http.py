@@ -1,50 +1,59 @@
-"""Asks each operation of the served schema, by schemathesis: what fits it and what does not.
+"""Asks each operation of the served schema: what fits it, what does not, and what is no JSON.
 
-Before: a running cell. After: `Findings`. Undocumented is a status that the schema does not have,
-an answer that its schema does not take, and a fault of ours, whether it is the status or comes
-later, in a stream. Half of the bodies are a call that would be answered, with a few members drawn:
-whole drawn ones hardly ever pass the first check.
+Before: a running cell, and `drawn_json`. After: `Findings`. Undocumented is a status that the
+schema does not have, an answer that its schema does not take, and a fault of ours, whether it is
+the status or comes later, in a stream. Half of the bodies are a call that would be answered, with a
+few members drawn: whole drawn ones hardly ever pass the first check.
 """
 
 import json
+import random
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 import requests
-import schemathesis
-from hypothesis import given
-from hypothesis import strategies as st
-from schemathesis.core.failures import FailureGroup
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import response_schema_conformance
+from jsonschema import Draft202012Validator
 
-from bench.fuzz_protocols import CALL_S_MAX, Findings, drawing
+from bench.drawn_json import Drawing
+from bench.fuzz_protocols import CALL_S_MAX, Findings
 
 _SHARES = {
-    "/v1/chat/completions": 0.2,
-    "/v1/completions": 0.2,
+    "/v1/chat/completions": 0.15,
+    "/v1/completions": 0.15,
     "/v1/messages": 0.1,
     "/v1/messages/count_tokens": 0.05,
     "/v1/responses": 0.15,
     "/api/chat": 0.05,
     "/api/generate": 0.05,
+    "/api/embed": 0.02,
+    "/api/show": 0.02,
     "/v1/embeddings": 0.05,
     "/v1/rerank": 0.05,
     "/v1/responses/input_tokens": 0.05,
-    "/v1/models/{model}": 0.05,
+    "/v1/models/{model}": 0.01,
+    "/v1/responses/{id}": 0.02,
     "/tokenize": 0.05,
-    "/detokenize": 0.05,
+    "/detokenize": 0.03,
 }
 """The shares of the cases; paths without anything to vary get a few."""
 _FEW = 2
+_WORDS = [{"role": "user", "content": "hi"}]
 _SAID: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
-    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/responses": {"input": "hi", "max_output_tokens": 9},
+    "/v1/chat/completions": {"messages": _WORDS, "max_tokens": 4},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 4},
+    "/v1/messages": {"messages": _WORDS, "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": _WORDS},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 4},
     "/v1/responses/input_tokens": {"input": "hi"},
-    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
-    "/api/generate": {"prompt": "hi"},
+    "/api/chat": {"messages": _WORDS, "stream": False, "options": {"num_predict": 4}},
+    "/api/generate": {"prompt": "hi", "options": {"num_predict": 4}},
     "/api/show": {},
     "/api/embed": {"input": "hi"},
     "/v1/embeddings": {"input": "hi"},
@@ -52,38 +61,12 @@ _SAID: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
-_MEANT = (
-    *("messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
-    *("stream", "stream_options", "response_format", "structured_outputs", "chat_template_kwargs"),
-    *("ignore_eos", "max_completion_tokens", "user", "metadata", "tokens", "add_special_tokens"),
-    *(
-        "logit_bias",
-        "min_tokens",
-        "stop_token_ids",
-        "system",
-        "thinking",
-        "tool_choice",
-        "stop_sequences",
-        "output_config",
-        "input",
-        "options",
-        "format",
-        "think",
-        "instructions",
-        "max_output_tokens",
-        "text",
-        "include",
-        "store",
-        "dimensions",
-        "encoding_format",
-        "query",
-        "documents",
-        "top_n",
-    ),
-)
+"""Calls that are answered."""
 _OTHERS_MAX = 3
-"""What is drawn of a body that would else be answered: at most so many of these."""
+"""At most so many members of such a call are drawn."""
+_AT_ONCE = 4
+_IDS_KEPT = 32
+"""So many ids of the last responses are drawn among other texts."""
 _REFUSALS = frozenset(
     {"no_node", "node_lost", "shutting_down", "unavailable", "load_failed", "overloaded_error"}
 )
@@ -91,77 +74,184 @@ _REFUSALS = frozenset(
 _FAULTS = frozenset({"internal_error", "engine_failed", "api_error"})
 
 
-def fuzz_http(url: str, name: str, *, cases: int, seeded: int) -> Findings:
-    findings = Findings()
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    for result in schema.get_all_operations():
-        operation = result.ok()
-        share = _SHARES.get(operation.path, 0.0)
-        # Without a body there is only text in a path, and any text fits.
-        modes = list(GenerationMode) if operation.body else [GenerationMode.POSITIVE]
-        count = max(_FEW, round(cases * share / len(modes)))
-        for mode in modes:
-            _fuzz(operation, mode, url, name, count, seeded, findings)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """`names` are the deployments that may be asked, `said` a call that one of them answers."""
+
+    method: str
+    path: str
+    names: Sequence[str]
+    said: Mapping[str, Any]
+    body: Mapping[str, Any] | None
+    """The schema of its bodies."""
+    parameters: Sequence[Mapping[str, Any]]
+    answers: Mapping[str, Draft202012Validator | None]
+    """By status, what checks an answer that is JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    operation: Operation
+    path: str
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+
+
+def operations(
+    document: Mapping[str, Any], chats: Sequence[str], embeds: Sequence[str]
+) -> list[Operation]:
+    """Those of an OpenAPI document; `embeds` are for paths that embed or rank."""
+    found = []
+    for path, methods in document["paths"].items():
+        of_vectors = path.endswith(("rerank", "/embeddings", "/embed"))
+        for method, raw in methods.items():
+            content = raw.get("requestBody", {}).get("content", {})
+            found.append(
+                Operation(
+                    method=method.upper(),
+                    path=path,
+                    names=embeds if of_vectors else chats,
+                    said=_SAID.get(path, {}),
+                    body=content.get("application/json", {}).get("schema"),
+                    parameters=raw.get("parameters", ()),
+                    answers={
+                        status: _checks(answer, document)
+                        for status, answer in raw["responses"].items()
+                    },
+                )
+            )
+    return found
+
+
+def _checks(answer: Mapping[str, Any], document: Mapping[str, Any]) -> Draft202012Validator | None:
+    content = answer.get("content", {}).get("application/json")
+    if content is None:
+        return None
+    return Draft202012Validator({**content["schema"], "components": document["components"]})
+
+
+def cases(
+    operation: Operation, draw: random.Random, drawing: Drawing, count: int
+) -> Iterator[Case]:
+    """The same for the same random numbers."""
+    for _ in range(count):
+        path, headers = operation.path, dict[str, str]()
+        for one in operation.parameters:
+            drawn = drawing.fitting(one["schema"]) if draw.random() < 0.8 else drawing.anything()
+            text = draw.choice(operation.names) if draw.random() < 0.2 else str(drawn)
+            if one["in"] == "path":
+                path = path.replace(f"{{{one['name']}}}", quote(text or "x", errors="replace"))
+            elif draw.random() < 0.1:
+                headers[one["name"]] = quote(text, errors="replace")
+        if operation.body is None:
+            yield Case(operation=operation, path=path, headers=headers)
+            continue
+        kind = "application/json" if draw.random() < 0.99 else drawing.text()
+        headers["Content-Type"] = quote(kind, safe="/", errors="replace")
+        body = _body(operation, operation.body, draw, drawing)
+        yield Case(operation=operation, path=path, headers=headers, body=body)
+
+
+def _body(
+    operation: Operation, schema: Mapping[str, Any], draw: random.Random, drawing: Drawing
+) -> bytes:
+    schema = drawing.resolved(schema)
+    whole = draw.random() < 0.5
+    if whole:
+        body = drawing.fitting(schema)
+    else:
+        # A member of any type is ignored, or refused by its name.
+        typed = [name for name, one in schema["properties"].items() if one.keys() & _TYPED]
+        drawn = draw.sample(typed, draw.randint(0, min(_OTHERS_MAX, len(typed))))
+        body = {**operation.said, **drawing.members(schema, drawn)}
+    if draw.random() < 0.9:
+        body["model"] = draw.choice(operation.names)
+    wrong = draw.random()
+    if wrong < 0.3:
+        body = drawing.damaged(json.loads(json.dumps(body)))
+    elif wrong < 0.32:
+        body = drawing.anything()
+    raw = json.dumps(body).encode()
+    if wrong > 0.97:
+        at = draw.randrange(len(raw) + 1)
+        raw = raw[:at] + draw.randbytes(draw.randint(0, 4)) + raw[at + draw.randint(0, 8) :]
+    return raw
+
+
+_TYPED = {"type", "anyOf", "oneOf", "$ref", "enum", "const"}
+
+
+def fuzz_http(
+    url: str, chats: Sequence[str], embeds: Sequence[str], *, cases_max: int, seeded: int
+) -> Findings:
+    """`chats` and `embeds` are the deployments of these tasks. Several calls are open at a time."""
+    draw, findings = random.Random(seeded), Findings()
+    ids: deque[str] = deque(maxlen=_IDS_KEPT)
+    with requests.Session() as session, ThreadPoolExecutor(_AT_ONCE) as pool:
+        document = session.get(f"{url}/openapi.json", timeout=CALL_S_MAX).json()
+        drawing = Drawing(draw, document["components"]["schemas"], ids)
+        for operation in operations(document, chats, embeds):
+            share = _SHARES.get(operation.path, 0.0)
+            drawn = cases(operation, draw, drawing, max(_FEW, round(cases_max * share)))
+            while some := list(islice(drawn, _AT_ONCE * 4)):
+                answers = pool.map(partial(_asked, session, url), some)
+                for case, answer in zip(some, answers, strict=True):
+                    _judge(case, answer, ids, findings)
     return findings
 
 
-def _fuzz(
-    operation: Any,
-    mode: GenerationMode,
-    url: str,
-    name: str,
-    count: int,
-    seeded: int,
+def _asked(
+    session: requests.Session, url: str, case: Case
+) -> requests.Response | requests.RequestException:
+    try:
+        return session.request(
+            case.operation.method,
+            url + case.path,
+            data=case.body,
+            headers=case.headers,
+            timeout=CALL_S_MAX,
+        )
+    except requests.RequestException as error:
+        return error
+
+
+def _judge(
+    case: Case,
+    answer: requests.Response | requests.RequestException,
+    ids: "deque[str]",
     findings: Findings,
 ) -> None:
-    @drawing(count, seeded)
-    @given(
-        case=operation.as_strategy(generation_mode=mode),
-        meant=st.none() | st.sets(st.sampled_from(_MEANT), max_size=_OTHERS_MAX),
-    )
-    def ask(case: Any, meant: set[str] | None) -> None:
-        if meant is not None and isinstance(case.body, dict):
-            kept = {key: case.body[key] for key in case.body if key in meant}
-            case.body = {**_SAID[operation.path], **kept, "model": name}
-        _ask(case, url, findings)
-
-    ask()
-
-
-def _ask(case: Any, url: str, findings: Findings) -> None:
-    what = f"{case.method} {case.path} {case.headers!r} {case.body!r}"
-    try:
-        response = case.call(base_url=url, timeout=CALL_S_MAX)
-    except requests.Timeout:
-        findings.ended("timeout")
-        findings.hung(what)
-        return
-    except requests.ConnectionError as error:
-        findings.ended("disconnected")
-        findings.unexpected(f"{error} for {what}")
-        return
-    findings.ended(str(response.status_code))
-    for wrong in _wrong(case, response):
-        findings.unexpected(f"{response.status_code} {wrong} for {what}")
+    what = f"{case.operation.method} {case.path} {case.headers!r} {case.body!r}"
+    match answer:
+        case requests.Timeout():
+            findings.ended("timeout")
+            findings.hung(what)
+        case requests.RequestException():
+            findings.ended("disconnected")
+            findings.unexpected(f"{answer} for {what}")
+        case requests.Response():
+            findings.ended(str(answer.status_code))
+            found = re.search(r'"id":"(resp_[^"]+)"', answer.text)
+            ids.extend(found.groups() if found else ())
+            for wrong in wrong_in(case.operation, answer):
+                findings.unexpected(f"{answer.status_code} {wrong} for {what}")
 
 
-def _wrong(case: Any, response: Any) -> list[str]:
-    documented = case.operation.definition.raw["responses"]
-    if str(response.status_code) not in documented:
-        return ["is no status of the schema"]
+def wrong_in(operation: Operation, response: requests.Response) -> list[str]:
+    """What of an answer is not documented."""
+    if str(response.status_code) not in operation.answers:
+        return [f"is no status of the schema, {response.text[:200]!r}"]
     wrong = []
-    if response.headers.get("content-type", [""])[0].startswith("application/json"):
-        try:
-            case.validate_response(response, checks=[response_schema_conformance])
-        except FailureGroup as failures:
-            wrong = [str(failure) for failure in failures.exceptions]
+    checks = operation.answers[str(response.status_code)]
+    if response.headers.get("content-type", "").startswith("application/json") and checks:
+        wrong = [error.message[:200] for error in checks.iter_errors(response.json())]
     if response.status_code >= 500 and (code := _code(response.text)) not in _REFUSALS:
-        wrong.append(f"{code} is no refusal")
+        wrong.append(f"{code} is no refusal, {response.text[:200]!r}")
     for line in response.text.splitlines():
         if line.startswith(('data: {"error"', 'data: {"type":"error"')):
             code = _code(line.removeprefix("data: "))
             if code in _FAULTS:
-                wrong.append(f"{code} in a stream")
+                wrong.append(f"{code} in a stream, {line[:200]!r}")
     return wrong
 
 

@@ -1,25 +1,35 @@
-"""Drawn messages are of their type, damaged ones at times of none, and no method is left out; model
-files are drawn of each kind, and what their import must not do is found."""
+"""Drawn messages and bodies are of their type, damaged ones at times of none, and no method is left
+out; model files are drawn of each kind; what an answer or an import must not do is found."""
 
+import json
 import os
+import random
 import signal
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
+from bench.drawn_json import Drawing
+from bench.fuzz_http import cases as calls
+from bench.fuzz_http import operations, wrong_in
 from bench.fuzz_importing import IMPORTED, Case, Importer, cases, tried, whole_models
 from bench.fuzz_protocols import Findings, methods, raw_messages
+from mesh.http.openapi import document
 from mesh.v1 import inference_pb2
 from mesh.wire.access import RPCS
 from mesh_loader.store import ModelStore
 
 INVOKE = inference_pb2.InvokeRequest.DESCRIPTOR
+DOCUMENT: Any = json.loads(json.dumps(document()))
 
 
 def test_every_method_that_there_are_roles_for_is_asked() -> None:
@@ -116,3 +126,55 @@ def test_an_import_that_ends_its_process_is_found_and_the_next_has_another(tmp_p
         assert importer.ask(case, source, store, findings) == IMPORTED
     assert findings.outcomes == {"imported": 2, "process ended": 1}
     assert findings.undocumented == 1
+
+
+def test_a_drawn_body_fits_its_schema_and_a_damaged_one_does_not_at_times() -> None:
+    # An empty list is of each of the kinds of lists that a prompt may be.
+    components = json.loads(json.dumps(DOCUMENT["components"]).replace('"oneOf"', '"anyOf"'))
+    schemas = components["schemas"]
+    drawing = Drawing(random.Random(1), schemas)
+    broken = set[str]()
+    for kind in schemas:
+        ref = {"$ref": f"#/components/schemas/{kind}"}
+        checks = Draft202012Validator({**ref, "components": components})
+        for _ in range(10):
+            body = drawing.fitting(ref)
+            assert not list(checks.iter_errors(body)), body
+            if not checks.is_valid(drawing.damaged(json.loads(json.dumps(body)))):
+                broken.add(kind)
+    assert len(broken) > len(schemas) / 2
+
+
+def test_the_same_seed_draws_the_same_calls() -> None:
+    def drawn(seeded: int) -> list[tuple[str, bytes | None]]:
+        draw = random.Random(seeded)
+        drawing = Drawing(draw, DOCUMENT["components"]["schemas"], ["chat"])
+        return [
+            (case.path, case.body)
+            for operation in operations(DOCUMENT, ["chat"], ["embeds"])
+            for case in calls(operation, draw, drawing, 5)
+        ]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "found"),
+    [
+        (200, {"count": 1, "max_model_len": 2, "tokens": [3]}, ""),
+        (200, {"count": "1"}, "not of type"),
+        (418, {}, "no status of the schema"),
+        (400, {"error": "wrong"}, "is not of type"),
+        (500, {"error": {"message": "m", "type": "t", "param": None, "code": "c"}}, "c is no"),
+    ],
+)
+def test_an_answer_that_nobody_documented_is_found(status: int, told: Any, found: str) -> None:
+    (tokenize,) = (
+        one for one in operations(DOCUMENT, ["chat"], ["embeds"]) if one.path == "/tokenize"
+    )
+    answer = requests.Response()
+    answer.status_code, answer._content = status, json.dumps(told).encode()
+    answer.headers["content-type"] = "application/json"
+    wrong = " ".join(wrong_in(tokenize, answer))
+    assert found in wrong
+    assert bool(found) == bool(wrong)
