@@ -86,6 +86,7 @@ class Instance:
             self._kv = kv_memory(
                 options.elastic, block_bytes, order.kv_blocks, device(), free_bytes
             )
+        self._has_graphs = self._pool is None and self._kv.stays and device().type == "cuda"
         if options.movable:
             keep_weights_in_tensors()
         self._core = Core(
@@ -99,12 +100,14 @@ class Instance:
             # It asks for a full context to fit.
             kv_bytes=(footprint.blocks_for(order.context_tokens_max) + 2) * block_bytes,
             kv_source=self._kv,
+            graphs=self._has_graphs,
             pool=self._pool,
         )
         pooled = None if pool is None else pooled_memory(pool, device())
         self.weights = Weights(self._core.model, device(), pooled, StoreLoader.beside)
         if where is not None:
             self.weights.restore(where)
+        self._captured_at = self.weights.addresses
         self._core.bound(order.kv_blocks, dense=True)
         self._warm()
 
@@ -260,8 +263,8 @@ class Instance:
         self._order = order
         if not order.swapped:
             self.weights.to_device()
-        self._resident = not order.swapped
         self._resize(order.kv_blocks)
+        self._settle(not order.swapped)
 
     def begin_swap(self, share: float, where: Range | None) -> None:
         """Begin to move weights to the device, or to the host's memory as a sleep does, beside the
@@ -279,8 +282,17 @@ class Instance:
         except TimeoutError:
             return False
         finally:
-            self._resident = self._move.done() and not self.weights.away_bytes
+            self._settle(self._move.done() and not self.weights.away_bytes)
         return True
+
+    def _settle(self, resident: bool) -> None:
+        """CUDA graphs have kept the addresses of weights: those that came back elsewhere ask for
+        others.
+        """
+        self._resident = resident
+        if resident and self._has_graphs and self._captured_at != self.weights.addresses:
+            self._core.capture()
+            self._captured_at = self.weights.addresses
 
     def _require_resident(self) -> None:
         if not self._resident:

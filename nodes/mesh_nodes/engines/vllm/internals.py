@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from vllm import PoolingParams, SamplingParams, _custom_ops
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
@@ -37,6 +38,8 @@ from mesh_nodes.engines.vllm.sampler import EXTRA, MeshSampler, SampleOrder
 
 _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""
+_NO_COMPILER = 0
+"""vLLM's compilation mode in which a model runs as it is written."""
 _ENCODERS = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 """How the names of vLLM's classes begin."""
 
@@ -54,6 +57,9 @@ _TOUCHED: tuple[tuple[Any, str], ...] = (
     (EngineCore, "abort_requests"),
     (EngineCore, "add_request"),
     (EngineCore, "step"),
+    (gpu_model_runner.GPUModelRunner, "capture_model"),
+    (gpu_model_runner.GPUModelRunner, "get_model"),
+    (CUDAGraphWrapper, "clear_all_graphs"),
     (registry, "_run_in_subprocess"),
 )
 """Private parts that all known releases have."""
@@ -197,6 +203,11 @@ def pooled_within(context_tokens_max: int, pool: Pool, config: Any) -> Any:
     return rope_within(context_tokens_max, config)
 
 
+def graph_rows(batch_max: int) -> list[int]:
+    """The batches that have a CUDA graph each; others are padded to the next one."""
+    return [*(2**i for i in range(batch_max.bit_length()) if 2**i < batch_max), batch_max]
+
+
 def keep_weights_in_tensors() -> None:
     """On CPUs vLLM would hand matrices to oneDNN, which packs them out of anybody's reach. Only
     what is loaded afterwards is concerned.
@@ -233,10 +244,12 @@ class Core:
         block_tokens: int,
         kv_bytes: int,
         kv_source: KvSource,
+        graphs: bool = False,
         pool: Pool | None = None,
     ) -> None:
-        """`kv_bytes` is what vLLM is told that it may take, where it asks. `pool`: each request
-        ends with a vector; the one output that its context has room for is never computed.
+        """`kv_bytes` is what vLLM is told that it may take, where it asks. `graphs`: iterations of
+        decodes alone are replayed as CUDA graphs. `pool`: each request ends with a vector; the one
+        output that its context has room for is never computed.
         """
         self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
         adapt = partial(rope_within, context_tokens_max)
@@ -244,12 +257,18 @@ class Core:
             self._tokens_max = max(context_tokens_max - 1, 1)
             adapt = partial(pooled_within, context_tokens_max, pool)
         inspect_models_here()
+        compiled = {
+            "mode": _NO_COMPILER,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": graph_rows(batch_max),
+        }
         config = EngineArgs(
             model=model_path,
             load_format=FORMAT,
             skip_tokenizer_init=True,
             dtype=dtype,
-            enforce_eager=True,
+            enforce_eager=not graphs,
+            compilation_config=compiled if graphs else {},
             max_model_len=self._tokens_max,
             hf_overrides=adapt,
             runner="generate" if pool is None else "pooling",
@@ -290,7 +309,21 @@ class Core:
 
     @property
     def model(self) -> torch.nn.Module:
-        return self._runner().model
+        return self._runner().get_model()
+
+    def capture(self) -> None:
+        """Have CUDA graphs anew: those that were captured have kept addresses that hold no longer.
+        """
+        runner = self._runner()
+        # What is captured reads each row's first block, under which may be no memory any more.
+        rows = [table.block_table.np for table in runner.input_batch.block_table.block_tables]
+        kept = [row.copy() for row in rows]
+        for row in rows:
+            row.fill(0)
+        CUDAGraphWrapper.clear_all_graphs()
+        runner.capture_model()
+        for row, was in zip(rows, kept, strict=True):
+            row[:] = was
 
     def add(
         self,

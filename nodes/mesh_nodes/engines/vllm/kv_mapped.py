@@ -34,7 +34,7 @@ _MOVES_AT_ONCE = 256
 class MappedKv:
     """Implements `kv_memory.KvMemory`; what each call does is said there."""
 
-    dense = True
+    dense = stays = True
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ class KvMemory(Protocol):
 
     dense: bool
     """Whether `resize` needs the blocks in use to have low numbers: 1 to the size in force."""
+    stays: bool
+    """Whether attention never has to use other tensors."""
 
     @property
     def held_bytes(self) -> int: ...
@@ -66,7 +68,7 @@ class KvMemory(Protocol):
 class CopyingKv:
     """Tensors as large as the size in force; another size is another tensor, layer by layer."""
 
-    dense = True
+    dense, stays = True, False
 
     def __init__(
         self, block_bytes: int, blocks: int, device: torch.device, free_bytes: Callable[[], int]
@@ -143,7 +145,7 @@ class CopyingKv:
 class ElasticKv:
     """Pages under the blocks that were written since they were last given back."""
 
-    dense = False
+    dense, stays = False, True
 
     def __init__(self, block_bytes: int) -> None:
         """`block_bytes`: of one block in all layers together."""

@@ -4,7 +4,7 @@ Parameters stand in a range of the node's pool, which this process fills, or fin
 that had the same model; they never change, so a sleep copies none of them, and a wake and a first
 load from the pool are the same copy. Buffers, which are small and may change, have a copy of this
 process's own. What a tensor is a view of is its storage: emptied and filled again, it leaves every
-tensor valid at whatever address, of which no CUDA graph may have kept one (`enforce_eager`).
+tensor valid at whatever address; `addresses` tells whoever has kept those, as CUDA graphs do.
 Before: `instance`, which sleeps and wakes. After: `pooled`, torch.
 """
 
@@ -59,6 +59,11 @@ class Weights:
     def beside_bytes(self) -> int:
         """What buffers hold of it, and take of the host in a sleep."""
         return sum(storage.nbytes() for storage in self._buffers())
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where each of them is on the device."""
+        return tuple(storage.data_ptr() for storage in (*self._parameters(), *self._buffers()))
 
     def layout(self) -> Layout:
         storages = self._parameters()
