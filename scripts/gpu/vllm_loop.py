@@ -16,7 +16,7 @@ BATCH, CONTEXT_TOKENS, STEPS = 8, 512, 64
 def run(name: str, eager: bool) -> None:
     (shape,) = (shape for shape in (*SHAPES, TINY) if shape.name == name)
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_config(shape)))
+        Path(folder, "config.json").write_text(json.dumps(config_of(shape)))
         start_s = time.perf_counter()
         from vllm import LLM, SamplingParams, TokensPrompt
 
@@ -47,7 +47,7 @@ def run(name: str, eager: bool) -> None:
     print(json.dumps({"step_ms": step_ms, "start_s": start_s}))
 
 
-def _config(shape: Shape) -> dict[str, object]:
+def config_of(shape: Shape) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
