@@ -94,6 +94,12 @@ def probe(proc: Path = Path("/proc"), sys: Path = SYS, *, numa: int | None = Non
     )
 
 
+def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether one instruction multiplies and adds up 8 bits: AVX-512's or AVX2's."""
+    flags = _field(read(cpuinfo), "flags").split()
+    return not {"avx_vnni", "avx512_vnni"}.isdisjoint(flags)
+
+
 def fingerprint(
     hardware: Hardware, *, device: DeviceKind, threads: int, engine: EngineCapabilities
 ) -> str:

@@ -35,6 +35,10 @@ _F16_BYTES = 9
 _IN_F16_BYTES = 5
 """Per parameter: in f16 the plugin turns weights of 8 bits and less into f16, and holds more beside
 them; 4.5 were measured. In bf16 it does so as it computes."""
+_AGAIN_FOUR_BITS_BYTES = 0.6
+"""Per parameter of 4 bits, in a second copy; 0.51 to 0.57 were measured."""
+_REPACKED_TOKENS = range(8, 65)
+"""The sizes of iterations with which the second copy is there for certain; with 5 it may be."""
 _IR_OVERHEAD = 1.25
 """An IR's repacked weights over the stored ones: measured with 4-bit groups."""
 _GRAPH_BYTES = 72 * 2**20
@@ -79,6 +83,11 @@ class Reached:
     sizes: set[int] = field(default_factory=set)
     """In tokens."""
 
+    @property
+    def repacked(self) -> bool:
+        """Whether it has computed what the plugin repacks matrices for where there is no VNNI."""
+        return not self.sizes.isdisjoint(_REPACKED_TOKENS)
+
     def note(self, tokens: int, rows: int) -> None:
         self.tokens, self.rows = max(self.tokens, tokens), max(self.rows, rows)
         self.sizes.add(tokens)
@@ -94,14 +103,19 @@ def estimate(
     weights: WeightPrecision,
     kv: KvPrecision,
     compute: ComputePrecision = ComputePrecision.F32,
+    repacks: bool = False,
 ) -> Footprint:
     """Weights with graph and activations, what of them is shared, and the KV bytes of one block.
     Of rope tables it states the most that each token of a context limit may take.
     `weights`, `compute`: of a model that does not say how its are held, and what it is computed in.
+    `repacks`: the CPU has no VNNI, and the plugin holds all matrices a second time once it has
+    computed an iteration of 5 to 64 tokens.
     """
     weights_bytes = _matrices_bytes(model, model.weights or weights)
     if (model.precision or compute) is ComputePrecision.F16:
         weights_bytes = max(weights_bytes, _IN_F16_BYTES * model.parameters)
+    if repacks:
+        weights_bytes += again_bytes(model, model.weights or weights)
     kv_block_bytes = model.kv_bytes_per_token(_KV_ELEMENT_BYTES[kv]) * BLOCK_TOKENS
     if kv is KvPrecision.U8:
         scales = model.layers * model.kv_heads * (model.head_size + BLOCK_TOKENS)
@@ -174,13 +188,30 @@ def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
         # The embedding and the head.
         eight_bits = min(2 * model.vocabulary_tokens * model.hidden_size, model.parameters)
         four_bits = _FOUR_BITS_BYTES.get(weights, _I8_BYTES)
-        if weights is WeightPrecision.I4_G128 and model.hidden_size % min(COARSE_GROUPS):
-            # No group divides the rows of most matrices, which then have 8 bits.
+        if not _has_four_bits(model, weights):
             four_bits = _I8_BYTES
         return _I8_BYTES * eight_bits + four_bits * (model.parameters - eight_bits)
     # An IR brings its own precision: what is not compressed below f16 is computed from f32.
     stored_bytes = model.disk_bytes / model.parameters
     return model.parameters * (_F16_BYTES if stored_bytes >= 2 else _IR_OVERHEAD * stored_bytes)
+
+
+def again_bytes(model: ModelInfo, weights: WeightPrecision) -> int:
+    """What a second copy of the matrices takes, the embedding apart: a byte a parameter (101 MiB of
+    SmolLM2-135M), also where they are held in 16 bits.
+    """
+    parameters = model.parameters - model.vocabulary_tokens * model.hidden_size
+    if model.format is ModelFormat.OPENVINO_IR:
+        return int(parameters * min(model.disk_bytes / model.parameters, _I8_BYTES))
+    four_bits = _has_four_bits(model, weights)
+    return int(parameters * (_AGAIN_FOUR_BITS_BYTES if four_bits else _I8_BYTES))
+
+
+def _has_four_bits(model: ModelInfo, weights: WeightPrecision) -> bool:
+    if weights is WeightPrecision.I4_G128:
+        # Else no group divides the rows of most matrices, which then have 8 bits.
+        return model.hidden_size % min(COARSE_GROUPS) == 0
+    return weights in _FOUR_BITS_BYTES
 
 
 def _intermediate_size(model: ModelInfo) -> int:

@@ -15,7 +15,13 @@ from typing import Any
 from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.units import format_bytes
 from mesh.memory.footprints import Seen, booked_bytes
-from mesh_nodes.engines.openvino.footprint import Reached, estimate, shared_bytes, unmet_bytes
+from mesh_nodes.engines.openvino.footprint import (
+    Reached,
+    again_bytes,
+    estimate,
+    shared_bytes,
+    unmet_bytes,
+)
 from mesh_nodes.kept_json import keep_json
 
 SIZES_MIN = 8
@@ -39,18 +45,26 @@ class MeasuredFootprints:
         weights: WeightPrecision,
         kv: KvPrecision,
         compute: ComputePrecision = ComputePrecision.F32,
+        repacks: bool = False,
         path: Path | None,
     ) -> None:
-        """Without a path nothing outlives the engine."""
+        """Without a path nothing outlives the engine; `estimate` says what the others are."""
         self._compute = compute
         self._weights = weights
+        self._repacks = repacks
         self._kv = kv
         self._path = path
         self._seen: Mapping[str, Seen] = {} if path is None else _read(path)
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """What an instance of the model is booked at from now on, rope tables apart."""
-        first = estimate(model, weights=self._weights, kv=self._kv, compute=self._compute)
+        first = estimate(
+            model,
+            weights=self._weights,
+            kv=self._kv,
+            compute=self._compute,
+            repacks=self._repacks,
+        )
         booked = booked_bytes(first.weights_bytes, self._seen.get(model.shape))
         return replace(first, weights_bytes=booked, shared_bytes=shared_bytes(model, booked))
 
@@ -59,6 +73,8 @@ class MeasuredFootprints:
         KV cache and rope tables apart. What it had not met of iterations is reckoned on top.
         """
         held_bytes = freed_bytes + unmet_bytes(model, reached)
+        if self._repacks and not reached.repacked:
+            held_bytes += again_bytes(model, model.weights or self._weights)
         whole = len(reached.sizes) >= SIZES_MIN
         merged = _merged({} if self._path is None else _read(self._path), self._seen)
         seen = merged.pop(model.shape, Seen()).after(held_bytes, whole=whole)

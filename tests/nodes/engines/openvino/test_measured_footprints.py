@@ -54,6 +54,27 @@ def test_what_an_instance_never_computed_is_reckoned_on_top(tiny: TinyModel) -> 
     assert least.footprint(tiny.info).weights_bytes > most.footprint(tiny.info).weights_bytes
 
 
+def test_without_vnni_matrices_are_booked_twice(tiny: TinyModel) -> None:
+    """Also after instances that have not yet computed what repacks them."""
+    mine = MeasuredFootprints(
+        weights=WeightPrecision.F16, kv=KvPrecision.F32, repacks=True, path=None
+    )
+    again_bytes = tiny.info.parameters - tiny.info.vocabulary_tokens * tiny.info.hidden_size
+    plain = footprints(None).footprint(tiny.info)
+    stated = mine.footprint(tiny.info)
+    assert stated.weights_bytes - plain.weights_bytes == again_bytes
+    assert stated.shared_bytes - plain.shared_bytes == again_bytes
+    booked: list[int] = []
+    for smallest in (65, 1):
+        reached = Reached(sizes=set(range(smallest, smallest + KERNEL_SIZES)))
+        reached.note(512, BATCH_MAX)
+        for _ in range(SEEN_MIN):
+            mine.note(tiny.info, 900 * MIB * (1 + len(booked)), reached)
+        booked.append(mine.footprint(tiny.info).weights_bytes)
+    assert booked[0] == int((900 * MIB + again_bytes) * 1.02) + 1
+    assert booked[1] == int(1800 * MIB * 1.02) + 1
+
+
 def test_nodes_that_share_a_state_folder_lose_nothing(kept: Path, tiny: TinyModel) -> None:
     one, other = footprints(kept), footprints(kept)
     one.note(tiny.info, 9000 * MIB, whole_life())
