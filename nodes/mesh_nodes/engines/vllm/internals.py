@@ -312,8 +312,7 @@ class Core:
         return self._runner().get_model()
 
     def capture(self) -> None:
-        """Have CUDA graphs anew: those that were captured have kept addresses that hold no longer.
-        """
+        """Have CUDA graphs anew, for those that were captured have kept other addresses."""
         runner = self._runner()
         # What is captured reads each row's first block, under which may be no memory any more.
         rows = [table.block_table.np for table in runner.input_batch.block_table.block_tables]
