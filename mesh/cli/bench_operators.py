@@ -26,6 +26,7 @@ from mesh.evaluation.operators import (
     throughput_gain,
 )
 from mesh.evaluation.runs import JOBS_MAX, Failed, run_all
+from mesh.sim.operators.tables import DEVICES
 
 GAINS = ("40", "20")
 """The points over rates at which the devices are held fixed."""
@@ -34,6 +35,13 @@ GAINS = ("40", "20")
 @click.command()
 @file_option("--trace", "The lengths and the rate of a trace, in place of the paper's figures.")
 @click.option("--figures", metavar="NAMES", help="Those whose names begin so; default: all.")
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default=DEVICES[0],
+    show_default=True,
+    help="The device that plans are made for.",
+)
 @click.option("--quick", is_flag=True, help="Fewer points, and shorter executions.")
 @click.option(
     "--jobs",
@@ -47,6 +55,7 @@ GAINS = ("40", "20")
 def operators(
     trace: Path | None,
     figures: str | None,
+    device: str,
     quick: bool,
     jobs: int,
     form: Format,
@@ -59,7 +68,7 @@ def operators(
     """
     if html is not None and not html.parent.is_dir():
         raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
-    every = points(trace, quick=quick)
+    every = points(trace, quick=quick, device=device)
     if figures is not None:
         begin = tuple(name.strip() for name in figures.split(","))
         every = [point for point in every if point.figure.startswith(begin)]
@@ -68,7 +77,7 @@ def operators(
     effort = QUICK if quick else Effort()
     with progress("operators") as show:
         ends = run_all([PointJob(point=point, effort=effort) for point in every], jobs, show)
-        tested = None if trace is not None else oracle()
+        tested = None if trace is not None else oracle(device=device)
         gains = [
             throughput_gain(point)
             for point in every

@@ -25,7 +25,7 @@ HEADERS = (
     *("expected, ms", "executed, ms", "met, %"),
 )
 ABOUT = (
-    "Operator-level autoscaling by its paper's formulas and with device time conserved, on A100s.",
+    "Operator-level autoscaling by its paper's formulas and with device time conserved, on {}s.",
     "Every plan was executed in simulation; no engine of mesh runs single operators.",
 )
 
@@ -50,7 +50,9 @@ def page(found: Found) -> str:
     figures = list(dict.fromkeys(point.figure for point in found))
     every = Table(title="All cells", note="", headers=HEADERS, rows=tuple(rows(found)), words=4)
     sections = [Section(title=of, charts=drawn(charts(found, of))) for of in figures]
-    return render("Operators", ABOUT, [*sections, of_table(every)])
+    devices = ", ".join(dict.fromkeys(point.device.upper() for point in found))
+    about = tuple(line.format(devices) for line in ABOUT)
+    return render("Operators", about, [*sections, of_table(every)])
 
 
 def charts(found: Found, figure: str) -> list[BarChart]:

@@ -22,7 +22,7 @@ from mesh.plan.placement import place_greedy, place_whole
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators, whole_plan
 from mesh.plan.problem import LANES_MAX, Demand, Plan, Problem, batches_of, slo_of
 from mesh.sim.operators.execution import Executed, Execution, poisson
-from mesh.sim.operators.tables import devices_needed, operator_table
+from mesh.sim.operators.tables import DEVICES, devices_needed, operator_table
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
 from mesh_workloads.reading import read, recognise
 
@@ -85,9 +85,11 @@ class Point:
     slo_times: float = SLO_TIMES
     slo_of: str = ""
     """The model whose unloaded iteration the SLO is a multiple of; empty for its own."""
+    device: str = DEVICES[0]
 
     def table(self) -> OperatorTable:
-        return operator_table(self.model, self.phase, devices_needed(self.model))
+        needed = devices_needed(self.model, self.device)
+        return operator_table(self.model, self.phase, needed, self.device)
 
     def problem(self) -> Problem:
         table = self.table()
@@ -121,14 +123,19 @@ Cells = Mapping[str, Mapping[str, Cell]]
 """By accounting and planner."""
 
 
-def points(trace: Path | None = None, *, quick: bool = False) -> list[Point]:
+def points(
+    trace: Path | None = None, *, quick: bool = False, device: str = DEVICES[0]
+) -> list[Point]:
     """All points of the figures; with `quick` every other one of the two long ones. With a trace,
     its own lengths and rate alone.
     """
-    if trace is not None:
-        return list(_of_trace(trace))
+    every = _of_figures(quick, device) if trace is None else _of_trace(trace)
+    return [replace(point, device=device) for point in every]
+
+
+def _of_figures(quick: bool, device: str) -> list[Point]:
     return [
-        *(one for model in (DENSE, MIXTURE) for one in _over_lengths(model, quick)),
+        *(one for model in (DENSE, MIXTURE) for one in _over_lengths(model, quick, device)),
         *(one for model in (DENSE, MIXTURE) for one in _over_rates(model, quick)),
         *_over_phases(),
         *(_prompts("size", model, model, 2048, 40.0, slo_of=SIZES[-1]) for model in SIZES),
@@ -153,9 +160,10 @@ def _prompts(
     )
 
 
-def _over_lengths(model: str, quick: bool) -> Iterable[Point]:
+def _over_lengths(model: str, quick: bool, device: str) -> Iterable[Point]:
     for tokens in LENGTHS[:: 2 if quick else 1]:
         one = _prompts(f"length {model}", str(tokens), model, tokens, 40.0)
+        one = replace(one, device=device)
         work_s = one.table().seconds((tokens,))
         yield replace(one, rate_per_s=round(min(40.0, LOAD_MAX / work_s), 3))
 
@@ -413,12 +421,13 @@ class Oracle:
     plan_ms: tuple[float, ...]
 
 
-def oracle(rates: Sequence[float] = tuple(range(5, 101, 5))) -> Oracle:
+def oracle(rates: Sequence[float] = tuple(range(5, 101, 5)), device: str = DEVICES[0]) -> Oracle:
     """For the dense model and the mixture."""
     greedy, exact, took, gave_up = [], [], [], 0
     for model in (DENSE, MIXTURE):
         for rate in rates:
-            problem = _prompts("oracle", str(rate), model, 1024, float(rate)).problem()
+            point = _prompts("oracle", str(rate), model, 1024, float(rate))
+            problem = replace(point, device=device).problem()
             before_s = time.perf_counter()
             best = plan_operators(problem).sum_r
             took.append(1e3 * (time.perf_counter() - before_s))

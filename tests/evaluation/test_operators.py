@@ -54,6 +54,9 @@ def test_points_are_those_of_the_papers_figures() -> None:
         *("azure-conversation", "azure-code", "mooncake-conversation")
     ]
     assert len(points(quick=True)) < len(every)
+    faster = points(device="h100")
+    assert {point.device for point in faster} == {"h100"}
+    assert faster[-1].problem().demand.slo_s < every[-1].problem().demand.slo_s / 2
 
 
 def test_a_point_is_planned_and_executed_in_both_ways() -> None:

@@ -1,4 +1,4 @@
-"""Tables of operators that ship with mesh (`a100.json`), for groups of 1 to 8 devices.
+"""Tables of operators that ship with mesh, one file a device, for groups of 1 to 8 of them.
 
 What was measured or derived by tokens is read; what was not, and how an operator shrinks when it is
 divided over devices, follows from the model's shape by the fits of the file. After: `mesh.plan`.
@@ -31,6 +31,8 @@ BYTES = 2
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 PROMPTS = tuple(sorted({round(2 ** (n / 4)) for n in range(69)}))
 """To 131,072 tokens: between two of them the square of the length is off by less than 1 %."""
+DEVICES = ("a100", "h100")
+"""The devices that there are files of."""
 SCALED_FROM = "qwen2-7b"
 """The model by whose rows those are scaled, by width, that the file lacks."""
 
@@ -66,30 +68,30 @@ class Shape:
 
 @cache
 def models() -> tuple[str, ...]:
-    """The models that there are tables of."""
-    return tuple(_file()["models"])
+    """The models that there are tables of, the same of each device."""
+    return tuple(_file(DEVICES[0])["models"])
 
 
 @cache
-def operator_table(model: str, phase: Phase, devices: int = 1) -> OperatorTable:
-    """The operators of a model on a group of so many devices.
+def operator_table(
+    model: str, phase: Phase, devices: int = 1, device: str = DEVICES[0]
+) -> OperatorTable:
+    """The operators of a model on a group of so many devices of a kind.
 
-    Raises NotFound for an unknown model, InvalidInput where it does not fit the group.
+    Raises NotFound for an unknown model or device, InvalidInput where it does not fit the group.
     """
-    file = _file()
-    if model not in file["models"]:
-        raise NotFound(f"there is no table of {model!r}", hint=f"models: {', '.join(models())}")
+    file = _file_of(model, device)
     raw = file["models"][model]
     curves = file["curves"]
     made = read_operators(model, raw, file, devices)
-    device = dict(file["device"])
-    idle, busy = device.pop("idle_watts"), device.pop("busy_watts")[phase]
-    device["memory_bytes"] = int(device["memory_bytes"])
+    of = dict(file["device"])
+    idle, busy = of.pop("idle_watts"), of.pop("busy_watts")[phase]
+    of["memory_bytes"] = int(of["memory_bytes"])
     return OperatorTable(
         model=model,
         layers=raw["layers"],
         devices=devices,
-        device=DeviceClass(power=Power(idle_watts=idle, busy_watts=busy), **device),
+        device=DeviceClass(power=Power(idle_watts=idle, busy_watts=busy), **of),
         phase=phase,
         curves=tuple(
             (int(size), ShareCurve(shares=tuple(curves["shares"]), ratios=tuple(ratios)))
@@ -101,14 +103,12 @@ def operator_table(model: str, phase: Phase, devices: int = 1) -> OperatorTable:
     )
 
 
-def devices_needed(model: str) -> int:
+def devices_needed(model: str, device: str = DEVICES[0]) -> int:
     """The smallest group that holds the weights and leaves a fifth of the memory for the rest.
 
     Raises InvalidInput where eight devices do not.
     """
-    file = _file()
-    if model not in file["models"]:
-        raise NotFound(f"there is no table of {model!r}", hint=f"models: {', '.join(models())}")
+    file = _file_of(model, device)
     for devices in (1, 2, 4, 8):
         made = read_operators(model, file["models"][model], file, devices)
         if sum(each.weights_bytes for each in made) <= 0.8 * file["device"]["memory_bytes"]:
@@ -116,17 +116,25 @@ def devices_needed(model: str) -> int:
     raise InvalidInput(f"{model} does not fit 8 devices", hint="plan a smaller model")
 
 
+def _file_of(model: str, device: str) -> Any:
+    if device not in DEVICES:
+        raise NotFound(f"there are no tables of {device!r}", hint=f"devices: {', '.join(DEVICES)}")
+    if model not in models():
+        raise NotFound(f"there is no table of {model!r}", hint=f"models: {', '.join(models())}")
+    return _file(device)
+
+
 @cache
-def _file() -> Any:
-    text = resources.files("mesh.sim.operators").joinpath("a100.json").read_text("utf-8")
+def _file(device: str) -> Any:
+    text = resources.files("mesh.sim.operators").joinpath(f"{device}.json").read_text("utf-8")
     return json.loads(text)
 
 
 def read_operators(
     model: str, raw: Mapping[str, Any], file: Mapping[str, Any], devices: int
 ) -> tuple[Operator, ...]:
-    """The operators of one model of a file in the form of `a100.json`. Raises InvalidInput for what
-    no model has.
+    """The operators of one model of a file in the form of `a100.json`, whose `fit` may lack what a
+    product and a prompt's attention take at the least. Raises InvalidInput for what no model has.
     """
     tokens = tuple(file["tokens"])
     given = raw.get("milliseconds")
@@ -279,7 +287,8 @@ class _Times:
 
     def _product(self, rows: int, inner: int, columns: int) -> float:
         read = BYTES * (rows * inner + inner * columns + rows * columns)
-        return self._combined(read, 2 * rows * inner * columns)
+        least_s = self.fit.get("product_s", 0.0)
+        return least_s + self._combined(read, 2 * rows * inner * columns)
 
     def _combined(self, read_bytes: float, operations: float) -> float:
         fit = self.fit
@@ -290,6 +299,7 @@ class _Times:
     def _prompt_s(self, tokens: int) -> float:
         fit, width = self.fit, self.shape.queries / self.devices
         linear = fit["attention_s_per_token"] * tokens * width / fit["attention_width"]
+        linear += fit.get("attention_s", 0.0)
         return linear + 2 * tokens**2 * width / fit["attention_operations_per_s"]
 
     def _decode_s(self, batch: int, context: int) -> float:

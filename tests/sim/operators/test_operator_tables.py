@@ -10,15 +10,30 @@ from mesh.domain.errors import InvalidInput, NotFound
 from mesh.domain.operators import Phase, Role, ShareCurve, check_roles
 from mesh.domain.profile import Grid
 from mesh.sim.operators import tables
-from mesh.sim.operators.tables import devices_needed, models, operator_table, read_operators
+from mesh.sim.operators.tables import (
+    DEVICES,
+    devices_needed,
+    models,
+    operator_table,
+    read_operators,
+)
 
 WEIGHTS_GB = {"qwen2-7b": 15.23, "llama-3.1-8b": 16.06, "mixtral-8x7b": 93.41, "qwen2-72b": 145.4}
+H100_DECODES = ((1, 6.465), (16, 7.052), (64, 8.326))
+"""Sequences, and milliseconds of an iteration as a CUDA graph (`scripts/gpu/operators.py`)."""
+H100_DIVIDED = {
+    2: {Role.GATE_UP: (0.0529, 0.3492), Role.DOWN: (0.0290, 0.1898)},
+    4: {Role.GATE_UP: (0.0288, 0.1929), Role.DOWN: (0.0173, 0.0977)},
+    8: {Role.GATE_UP: (0.0154, 0.0947), Role.DOWN: (0.0087, 0.0514)},
+}
+"""By devices, milliseconds of Qwen2-7B's products with 16 and 2,048 rows, from the same run."""
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("model", "expected"), WEIGHTS_GB.items())
-def test_weights_are_those_of_the_model(model: str, expected: float) -> None:
-    devices = devices_needed(model)
-    table = operator_table(model, Phase.PREFILL, devices)
+def test_weights_are_those_of_the_model(model: str, expected: float, device: str) -> None:
+    devices = devices_needed(model, device)
+    table = operator_table(model, Phase.PREFILL, devices, device)
     assert devices * table.weights_bytes / 1e9 == pytest.approx(expected, rel=0.01)
 
 
@@ -35,9 +50,45 @@ def test_an_iteration_is_the_sum_of_its_operators() -> None:
     assert decode.seconds((512,) * 16) == pytest.approx(0.0118, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("phase", "sequences", "context", "iteration_ms"),
+    [("prefill", 1, 2048, 50.8), *(("decode", n, 512, ms) for n, ms in H100_DECODES)],
+)
+def test_an_h100s_operators_sum_to_its_measured_iterations(
+    phase: str, sequences: int, context: int, iteration_ms: float
+) -> None:
+    """The 8B shape; the iterations turned no positions and had their activation in two kernels."""
+    table = operator_table("llama-3.1-8b", Phase(phase), 1, "h100")
+    summed_s = table.seconds((context,) * sequences)
+    assert summed_s == pytest.approx(iteration_ms / 1e3, rel=0.05)
+    assert table.error >= 0.05
+
+
+@pytest.mark.parametrize("devices", H100_DIVIDED)
+def test_an_h100s_products_shrink_over_a_group_as_measured(devices: int) -> None:
+    """Qwen2-7B's gate and up, and its second product, by 16 and by 2,048 rows."""
+    table = operator_table("qwen2-7b", Phase.DECODE, devices, "h100")
+    fit = tables._file("h100")["fit"]
+    for of in table.operators:
+        for rows, took_ms in zip((16, 2048), H100_DIVIDED[devices].get(of.role, ()), strict=False):
+            reduced_s = 0.0
+            if of.role is Role.DOWN:
+                moved = rows * 3584 * 2 / fit["all_reduce_bytes_per_s"]
+                reduced_s = fit["all_reduce_s"] + moved
+            assert of.decode.at(rows, 0) - reduced_s == pytest.approx(took_ms / 1e3, rel=0.15)
+
+
+def test_an_h100s_curves_are_those_of_the_size() -> None:
+    """Prompts of 1,024 take 1.36 times as long on 112 of 132 processors, 1.02 those of one."""
+    table = operator_table("qwen2-7b", Phase.PREFILL, 1, "h100")
+    assert table.curve(1024).ratio(0.849) == pytest.approx(1.357)
+    assert table.curve(1).ratio(0.849) == pytest.approx(1.023)
+    assert table.curve(1024).yields(2)[2] == pytest.approx(1.192, rel=1e-3)
+
+
 def test_fits_come_near_what_was_measured() -> None:
     """The products of Llama-3.1-8B by its shape alone, beside vidur's measurement of them."""
-    file = tables._file()
+    file = tables._file("a100")
     raw = dict(file["models"]["llama-3.1-8b"])
     measured = {of.role: of for of in read_operators("m", raw, file, 1)}
     del raw["milliseconds"]
@@ -68,11 +119,13 @@ def test_what_does_not_fit_is_said() -> None:
     for known in (lambda: operator_table("gpt", Phase.PREFILL), lambda: devices_needed("gpt")):
         with pytest.raises(NotFound, match="no table of 'gpt'"):
             known()
+    with pytest.raises(NotFound, match="no tables of 'b200'"):
+        devices_needed("qwen2-7b", "b200")
     assert "qwen2-0.5b" in models()
 
 
 def _file() -> Any:
-    return deepcopy(tables._file())
+    return deepcopy(tables._file("a100"))
 
 
 def test_a_table_with_unknown_or_missing_operators_is_refused() -> None:
