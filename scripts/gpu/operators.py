@@ -14,7 +14,8 @@ from scripts.gpu.sitting import ROOT, Sitting, main  # isort: skip  before all o
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable
 from functools import cached_property, partial
 from itertools import pairwise
 from statistics import median
@@ -43,10 +44,12 @@ SHARE_SIZES = {"prefill": (1, 128, 1024), "decode": (1, 16, 128)}
 SUMMED = (Role.NORM, Role.RESIDUAL, Role.QKV, Role.OUTPUT, Role.GATE_UP, Role.DOWN)
 GRAPH_S, REPEATS_MAX, REPLAYS = 2e-3, 200, 5
 POWER_S, SPARE_S = 2.5, 15.0
+POWERED = {"prefill": "prefill", "decode": "decode_16"}
 BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)
 GUESSED = {"all_reduce_s": 18e-6, "all_reduce_bytes_per_s": 300e9}
 LINK = {"link_bytes_per_s": 900e9, "link_latency_s": 10e-6}
-Attend = Callable[[int], object]
+Work = Callable[[], object]
+Numbered = Callable[[int], object]
 
 
 def gated(both: torch.Tensor) -> torch.Tensor:
@@ -65,31 +68,29 @@ class Bench:
 
     def __init__(self, sitting: Sitting) -> None:
         self.sitting = sitting
-        self.columns: dict[tuple[str, int], dict[Role, list[float]]] = {}
+        self.columns: dict[tuple[str, int], dict[Role, list[float]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         """Milliseconds of a layer by TOKENS, of models on one of so many devices."""
-        self.products: list[tuple[float, float, float]] = []
-        """Bytes, operations and seconds."""
-        self.moves: list[tuple[float, float]] = []
-        self.prompts: dict[str, dict[int, float]] = {}
-        self.decodes: dict[str, dict[tuple[int, int], float]] = {}
-        self.experts: list[tuple[float, float, float]] = []
+        self.points: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+        """What the fits are made from, by their names; the seconds are the last of each."""
+        self.attended: dict[str, Any] = {"prompts": {}, "decodes": {}}
         self.ways = {phase: list(BACKENDS) for phase in ("prefill", "decode")}
         """The kernels of attention, the fastest first."""
-        self.fused = False
+        self.gated, self.turned, self.fused = gated, turned, False
         self.errors: list[float] = []
         self.curves: dict[str, Any] = {}
         self.watts: dict[str, float] = {}
-        self.gated, self.turned = gated, turned
-        self._graphs: dict[tuple[str, int], Callable[[], object]] = {}
+        self._graphs: dict[tuple[str, int], Work] = {}
 
     def shape(self, model: str) -> Shape:
-        raw = A100["models"][model]
-        if not self.sitting.dry:
-            return Shape(**{key: raw[key] for key in Shape.__slots__ if key in raw})
-        mixture = {"experts": 4, "active": 2} if "experts" in raw else {}
-        shared = {"shared_inner": 64} if "shared_inner" in raw else {}
-        tiny = {key: getattr(TINY, key) for key in Shape.__slots__ if hasattr(TINY, key)}
-        return Shape(**(tiny | {"heads": 8, "kv_heads": 4, "head_size": 16} | mixture | shared))
+        raw = {key: A100["models"][model].get(key, 0) for key in Shape.__slots__}
+        if self.sitting.dry:
+            raw |= {key: getattr(TINY, key) for key in Shape.__slots__ if hasattr(TINY, key)}
+            raw |= {"heads": 8, "kv_heads": 4, "head_size": 16}
+            small = {"experts": 4, "active": 2, "shared_inner": 64}
+            raw |= {key: min(raw[key], most) for key, most in small.items()}
+        return Shape(**raw)
 
     def random(self, *sizes: int) -> torch.Tensor:
         return torch.randn(sizes, device=self.sitting.device, dtype=torch.bfloat16)
@@ -105,14 +106,14 @@ class Bench:
         start = number % (self.pool.numel() // size) * size
         return self.pool[start : start + size].view(sizes)
 
-    def seconds(self, work: Callable[[int], object], about_s: float) -> float:
+    def seconds(self, work: Numbered, about_s: float) -> float:
         """Seconds of one of `work(0)`, `work(1)`, …, replayed as a CUDA graph; the median."""
         if self.sitting.dry:
             return self.sitting.timed_s(partial(work, 0))
         repeats = min(max(math.ceil(GRAPH_S / about_s), 3), REPEATS_MAX)
         return self.replayed_s(self.sitting.captured(partial(several, work, repeats))) / repeats
 
-    def replayed_s(self, replay: Callable[[], object]) -> float:
+    def replayed_s(self, replay: Work) -> float:
         """Seconds of it on the device, the host's launch hidden behind a pause; the median."""
         if self.sitting.dry:
             return self.sitting.timed_s(replay)
@@ -128,74 +129,73 @@ class Bench:
         self.sitting.wait()
         return float(median(start.elapsed_time(end) for start, end in taken)) / 1e3
 
+    def took(self, model: str, role: Role, rows: int, seconds: float, devices: int = 1) -> None:
+        self.columns[model, devices][role].append(1e3 * seconds)
+        if rows in NOTED and devices == 1:
+            self.sitting.note(f"{model}_{role}_{rows}_ms", 1e3 * seconds, "ms")
+
     @cached_property
     def stack(self) -> Stack:
-        shape = TINY if self.sitting.dry else SHAPES[2]
-        context = 8 if self.sitting.dry else WHOLE_CONTEXT
+        shape, context = (TINY, 8) if self.sitting.dry else (SHAPES[2], WHOLE_CONTEXT)
         tokens = max(WHOLE_PROMPT, max(SHARE_SIZES["decode"]) * context)
         return Stack(shape, tokens, self.sitting.device, torch.bfloat16)
 
-    def step(self, phase: str, size: int) -> Callable[[], object]:
+    def step(self, phase: str, size: int) -> Work:
         """An iteration of the stack: a prompt of so many tokens, or a token of each sequence."""
         if phase == "prefill":
             return partial(self.stack.iterate, self.stack.hidden(1, size), 0)
         past = (8 if self.sitting.dry else WHOLE_CONTEXT) - 1
         return partial(self.stack.iterate, self.stack.hidden(size, 1), past)
 
-    def graph(self, phase: str, size: int) -> Callable[[], object]:
+    def graph(self, phase: str, size: int) -> Work:
         if (phase, size) not in self._graphs:
             with sdpa_kernel(self.ways[phase], set_priority=True):
                 self._graphs[phase, size] = self.sitting.captured(self.step(phase, size))
         return self._graphs[phase, size]
 
 
-def multiplied(bench: Bench, rows: int, inner: int, columns: int) -> Callable[[int], object]:
+def several(work: Numbered, repeats: int) -> None:
+    for number in range(repeats):
+        work(number)
+
+
+def multiplied(bench: Bench, rows: int, inner: int, columns: int) -> Numbered:
     given, out = bench.random(rows, inner), bench.random(rows, columns)
     return lambda number: torch.mm(given, bench.part(number, columns, inner).t(), out=out)
 
 
 def product(bench: Bench, rows: int, inner: int, columns: int) -> float:
-    read, operations = 2 * (rows * inner + inner * columns + rows * columns), 2 * rows * inner
-    about_s = 2e-6 + max(read / 2e12, operations * columns / 5e14)
+    read, operations = rows * inner + inner * columns + rows * columns, 2 * rows * inner * columns
+    about_s = 2e-6 + max(2 * read / 2e12, operations / 5e14)
     took_s = bench.seconds(multiplied(bench, rows, inner, columns), about_s)
-    bench.products.append((read, operations * columns, took_s))
+    bench.points["products"].append((2 * read, operations, took_s))
     return took_s
 
 
 def products(bench: Bench, model: str, devices: int = 1) -> None:
     """The matrix products of a layer and of the head, on one of so many devices."""
     shape = bench.shape(model)
-    queries, hidden = shape.queries // devices, shape.hidden
-    sizes = {
-        Role.QKV: (hidden, queries + 2 * shape.kv(devices)),
-        Role.OUTPUT: (queries, hidden),
-        Role.HEAD: (hidden, shape.vocabulary // devices),
-    }
+    queries, hidden, inner = shape.queries // devices, shape.hidden, shape.inner // devices
+    sizes = {Role.QKV: (hidden, queries + 2 * shape.kv(devices)), Role.OUTPUT: (queries, hidden)}
+    sizes[Role.HEAD] = (hidden, shape.vocabulary // devices)
     if not shape.experts:
-        sizes[Role.GATE_UP] = (hidden, 2 * shape.inner // devices)
-        sizes[Role.DOWN] = (shape.inner // devices, hidden)
-    columns = bench.columns.setdefault((model, devices), {})
-    for role, (inner, out) in sizes.items():
-        columns[role] = [1e3 * product(bench, rows, inner, out) for rows in TOKENS]
-    if devices == 1:
-        for role in sizes:
-            for rows in NOTED:
-                took = columns[role][TOKENS.index(rows)]
-                bench.sitting.note(f"{model}_{role}_{rows}_ms", took, "ms")
+        sizes |= {Role.GATE_UP: (hidden, 2 * inner), Role.DOWN: (inner, hidden)}
+    for role, (wide, out) in sizes.items():
+        for rows in TOKENS:
+            bench.took(model, role, rows, product(bench, rows, wide, out), devices)
 
 
-def attention_of(bench: Bench, model: str, batch: int, tokens: int, context: int) -> Attend:
+def attention_of(bench: Bench, model: str, batch: int, tokens: int, context: int) -> Numbered:
     """Attention as the stack asks for it: queries amid the products' output, caches dense."""
     shape = bench.shape(model)
-    width = shape.queries + 2 * shape.kv(1)
-    asked = bench.random(batch, tokens, width)[..., : shape.queries]
+    asked = bench.random(batch, tokens, shape.queries + 2 * shape.kv(1))[..., : shape.queries]
     query = asked.view(batch, tokens, shape.heads, shape.head_size).transpose(1, 2)
 
     def work(number: int) -> object:
-        both = bench.part(number, 2, batch, context, shape.kv_heads, shape.head_size)
-        held = both.transpose(2, 3)
+        held = bench.part(number, 2, batch, context, shape.kv_heads, shape.head_size)
+        keys, values = held.transpose(2, 3)
         return scaled_dot_product_attention(
-            query, held[0], held[1], is_causal=tokens > 1, enable_gqa=True
+            query, keys, values, is_causal=tokens > 1, enable_gqa=True
         )
 
     return work
@@ -210,27 +210,28 @@ def attention(bench: Bench) -> None:
             try:
                 with sdpa_kernel(way):
                     found[way] = bench.seconds(attention_of(bench, DENSE[0], *sizes), 1e-4)
+                sitting.note(f"attention_{phase}_{way.name}_ms", 1e3 * found[way], f"ms, {sizes}")
             except RuntimeError as error:
                 sitting.keep(f"attention_{phase}_{way.name}", str(error).split("\n")[0])
-        for way, took_s in found.items():
-            sitting.note(f"attention_{phase}_{way.name}_ms", 1e3 * took_s, f"ms, {sizes}")
         bench.ways[phase] = sorted(found, key=lambda way: found[way])
     for model in ATTENDING:
-        shape = bench.shape(model)
+        shape, prompts, decodes = bench.shape(model), [], []
         for tokens in PROMPTS[:2] if sitting.dry else PROMPTS:
             about_s = 3e-6 + 2 * tokens**2 * shape.queries / 3e14
             with sdpa_kernel(bench.ways["prefill"], set_priority=True):
-                work = attention_of(bench, model, 1, tokens, tokens)
-                bench.prompts.setdefault(model, {})[tokens] = bench.seconds(work, about_s)
-        for batch in BATCHES:
-            for context in CONTEXTS:
-                read = 4 * batch * context * shape.kv(1)
-                if 2 * read > 2 * bench.pool.numel():
-                    continue
+                took_s = bench.seconds(attention_of(bench, model, 1, tokens, tokens), about_s)
+            prompts.append((tokens, took_s))
+            if shape.head_size == bench.shape(DENSE[0]).head_size:  # Smaller ones are slower.
+                bench.points["prompts"].append((tokens, shape.queries, took_s))
+        for batch, context in ((batch, context) for batch in BATCHES for context in CONTEXTS):
+            read = 4 * batch * context * shape.kv(1)
+            if read <= bench.pool.numel():
                 with sdpa_kernel(bench.ways["decode"], set_priority=True):
                     work = attention_of(bench, model, batch, 1, context)
                     took_s = bench.seconds(work, 4e-6 + read / 2e12)
-                bench.decodes.setdefault(model, {})[batch, context] = took_s
+                decodes.append(((batch, context), took_s))
+                bench.points["decodes"].append((batch, read / batch, took_s))
+        bench.attended["prompts"][model], bench.attended["decodes"][model] = prompts, decodes
 
 
 def fuse(bench: Bench) -> None:
@@ -245,19 +246,13 @@ def fuse(bench: Bench) -> None:
     bench.gated, bench.turned, bench.fused = one, other, True
 
 
-def small_ones(
-    bench: Bench, shape: Shape, rows: int
-) -> dict[Role, tuple[Callable[[int], object], int]]:
+def small_ones(bench: Bench, shape: Shape, rows: int) -> dict[Role, tuple[Numbered, int]]:
     """What multiplies no matrices, and the numbers that it moves for a row. A layer has two norms
     and two residuals.
     """
     hidden, size, kv = shape.hidden, shape.head_size, 2 * shape.kv(1)
     turning, device = shape.queries + shape.kv(1), bench.sitting.device
-    weight, held, other = (
-        bench.random(hidden),
-        bench.random(rows, hidden),
-        bench.random(rows, hidden),
-    )
+    weight, (held, other) = bench.random(hidden), bench.random(2, rows, hidden)
     heads = bench.random(rows, turning + shape.kv(1))[:, :turning].view(rows, -1, size)
     cos, sin = bench.random(2, rows, 1, size // 2)
     wide, new = bench.random(rows, 2 * shape.activated), bench.random(rows, kv)
@@ -280,67 +275,55 @@ def small_ones(
 
 
 def small(bench: Bench, model: str) -> None:
-    shape, columns = bench.shape(model), bench.columns.setdefault((model, 1), {})
     for rows in TOKENS:
-        for role, (work, numbers) in small_ones(bench, shape, rows).items():
+        for role, (work, numbers) in small_ones(bench, bench.shape(model), rows).items():
             took_s = bench.seconds(work, 4e-6 + 2 * rows * numbers / 2e12)
-            columns.setdefault(role, []).append(1e3 * took_s)
+            bench.took(model, role, rows, took_s)
             if role in (Role.KV_WRITE, Role.EMBEDDING):
-                bench.moves.append((2 * rows * numbers, took_s))
-            if rows in NOTED:
-                bench.sitting.note(f"{model}_{role}_{rows}_us", 1e6 * took_s, "us")
+                bench.points["moves"].append((2 * rows * numbers, took_s))
 
 
 def iterations(bench: Bench) -> None:
     """Iterations of the 8B stack, which turns no positions, beside the sum of its operators."""
-    shape, layers = bench.shape(DENSE[0]), bench.stack.shape.layers
-    columns = bench.columns[DENSE[0], 1]
-    kv, wide = shape.kv(1), 2 * shape.inner
+    shape, stack, columns = bench.shape(DENSE[0]), bench.stack, bench.columns[DENSE[0], 1]
+    kv = shape.kv(1)
     for phase, rows in (("prefill", WHOLE_PROMPT), *(("decode", each) for each in WHOLE_BATCHES)):
         whole_s = bench.replayed_s(bench.graph(phase, rows))
         sequences, past = (1, 0) if phase == "prefill" else (rows, WHOLE_CONTEXT - 1)
         tokens = rows // sequences
-        context = past + tokens
         new = bench.random(sequences, tokens, shape.queries + 2 * kv)[..., -2 * kv :]
-        both, out = bench.random(rows, wide), bench.random(rows, shape.hidden)
+        both = bench.random(rows, 2 * shape.inner)
 
         def written(number: int, new: torch.Tensor = new, at: int = past) -> None:
-            held = bench.part(number, 2, new.shape[0], at + new.shape[1], kv)
-            held[0, :, at:], held[1, :, at:] = new.chunk(2, dim=-1)
-
-        def apart(_: int, both: torch.Tensor = both, out: torch.Tensor = out) -> None:
-            gated(both)
+            held = bench.part(number, 2, len(new), at + new.shape[1], kv)
+            for cache, each in zip(held, new.chunk(2, dim=-1), strict=True):
+                cache[:, at:] = each
 
         layer_s = sum(columns[role][TOKENS.index(rows)] / 1e3 for role in SUMMED)
-        layer_s += bench.seconds(written, 1e-5) + bench.seconds(apart, 1e-5)
+        layer_s += bench.seconds(written, 1e-5) + bench.seconds(lambda _, x=both: gated(x), 1e-5)
         with sdpa_kernel(bench.ways[phase], set_priority=True):
-            work = attention_of(bench, DENSE[0], sequences, tokens, context)
+            work = attention_of(bench, DENSE[0], sequences, tokens, past + tokens)
             layer_s += bench.seconds(work, 5e-5)
-        sum_s = layers * layer_s + columns[Role.HEAD][TOKENS.index(sequences)] / 1e3
-        if not bench.sitting.dry:
-            bench.errors.append(abs(sum_s / whole_s - 1))
-        key = f"{phase}_{rows}"
-        bench.sitting.note(f"{key}_ms", 1e3 * whole_s, "ms, 8b, an iteration as a graph")
-        bench.sitting.note(f"{key}_sum_error", sum_s / whole_s - 1, "its operators' sum beside it")
+        head_s = columns[Role.HEAD][TOKENS.index(sequences)] / 1e3
+        off = (stack.shape.layers * layer_s + head_s) / whole_s - 1
+        bench.errors += [] if bench.sitting.dry else [abs(off)]
+        bench.sitting.note(f"{phase}_{rows}_ms", 1e3 * whole_s, "ms, 8b, an iteration as a graph")
+        bench.sitting.note(f"{phase}_{rows}_sum_error", off, "its operators' sum beside it")
     bench.sitting.note("operator_sum_error", max(bench.errors, default=0.0))
 
 
 def power(bench: Bench) -> None:
     sitting = bench.sitting
-    works: dict[str, Callable[[], object]] = {
-        "idle": partial(time.sleep, 0.01 if sitting.dry else 0.1)
-    }
-    works["prefill"] = bench.graph("prefill", WHOLE_PROMPT)
+    idle: Work = partial(time.sleep, 0.01 if sitting.dry else 0.1)
+    works = {"idle": idle, "prefill": bench.graph("prefill", WHOLE_PROMPT)}
     works |= {f"decode_{batch}": bench.graph("decode", batch) for batch in WHOLE_BATCHES[1:]}
     for name, work in works.items():
         readings = []
-        for seconds in (0.02, 0.02) if sitting.dry else (1.0, POWER_S):
+        for seconds in (0.02, 0.02, 0.0) if sitting.dry else (1.0, POWER_S, 0.0):
             readings.append((time.monotonic(), joules(sitting)))
             while time.monotonic() < readings[-1][0] + seconds:
-                for _ in range(5):
-                    work()
+                several(lambda _, work=work: work(), 5)
                 sitting.wait()
-        readings.append((time.monotonic(), joules(sitting)))
         (start_s, before_j), (end_s, after_j) = readings[1:]
         bench.watts[name] = (after_j - before_j) / (end_s - start_s)
         sitting.note(f"power_{name}_watts", bench.watts[name], "W, by NVML's energy counter")
@@ -373,12 +356,11 @@ def green_stream(sitting: Sitting, processors: int) -> torch.cuda.Stream:
     default = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
     context = told(driver.cuGreenCtxCreate(described, device, default))
     aside = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    stream = told(driver.cuGreenCtxStreamCreate(context, aside, 0))
     sitting.keep(f"green_{processors}", int(groups[0].sm.smCount))
-    return torch.cuda.ExternalStream(int(stream))
+    return torch.cuda.ExternalStream(int(told(driver.cuGreenCtxStreamCreate(context, aside, 0))))
 
 
-def on(bench: Bench, stream: torch.cuda.Stream | None, work: Callable[[], object]) -> float:
+def on(bench: Bench, stream: torch.cuda.Stream | None, work: Work) -> float:
     """Seconds of it there, as a graph that was captured there."""
     if stream is None:
         return bench.replayed_s(bench.sitting.captured(work))
@@ -389,16 +371,7 @@ def on(bench: Bench, stream: torch.cuda.Stream | None, work: Callable[[], object
         bench.sitting.wait()
         with torch.cuda.graph(graph, stream=stream):
             work()
-        try:
-            return bench.replayed_s(graph.replay)
-        except RuntimeError:
-            # Where events cannot be recorded there; launching takes little of it.
-            return bench.sitting.timed_s(graph.replay, REPLAYS)
-
-
-def several(work: Callable[[int], object], repeats: int) -> None:
-    for number in range(repeats):
-        work(number)
+        return bench.replayed_s(graph.replay)
 
 
 def shares(bench: Bench) -> None:
@@ -406,31 +379,26 @@ def shares(bench: Bench) -> None:
     sitting, dense = bench.sitting, bench.shape(DENSE[0])
     sms = 132 if sitting.dry else torch.cuda.get_device_properties(0).multi_processor_count
     counts = [round(sms * part / 64) * 8 for part in range(2, 8)] + [sms]
-    works: dict[str, Callable[[], object]] = {
-        f"{phase}_{size}": bench.step(phase, size)
-        for phase, sizes in SHARE_SIZES.items()
-        for size in sizes
-    }
+    every = [(phase, size) for phase, sizes in SHARE_SIZES.items() for size in sizes]
+    works = {f"{phase}_{size}": bench.step(phase, size) for phase, size in every}
+    parts = {"attention_prefill": attention_of(bench, DENSE[0], 1, 1024, 1024)}
+    parts["attention_decode"] = attention_of(bench, DENSE[0], 16, 1, WHOLE_CONTEXT)
     for rows in (16, 1024):
-        norms = small_ones(bench, dense, rows)[Role.NORM][0]
-        down = multiplied(bench, rows, dense.inner, dense.hidden)
-        works[f"norm_{rows}"] = partial(several, norms, 50)
-        works[f"down_{rows}"] = partial(several, down, 50)
-    for phase, sizes in (("prefill", (1, 1024, 1024)), ("decode", (16, 1, WHOLE_CONTEXT))):
-        attend = attention_of(bench, DENSE[0], *sizes)
-        works[f"attention_{phase}"] = partial(several, attend, 50)
-    found: dict[str, list[float]] = {}
+        parts[f"norm_{rows}"] = small_ones(bench, dense, rows)[Role.NORM][0]
+        parts[f"down_{rows}"] = multiplied(bench, rows, dense.inner, dense.hidden)
+    works |= {name: partial(several, part, 50) for name, part in parts.items()}
+    found: dict[str, list[float]] = defaultdict(list)
     for count in counts:
         stream = None if sitting.dry or count == sms else green_stream(sitting, count)
         for name, work in works.items():
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
-                found.setdefault(name, []).append(on(bench, stream, work))
+                found[name].append(on(bench, stream, work))
         if stream is not None and count == counts[0]:
             with torch.cuda.stream(stream):
-                eager_s = bench.replayed_s(works["prefill_1024"])
-            ratio = eager_s / found["prefill_1024"][0]
+                ratio = bench.replayed_s(works["prefill_1024"]) / found["prefill_1024"][0]
             sitting.note("shares_eager", ratio, "eager over graph: 1 if graphs keep to the share")
-    curves: dict[str, Any] = {"shares": [round(count / sms, 4) for count in counts]}
+    bench.curves["shares"] = [round(count / sms, 4) for count in counts]
+    sitting.note("shares_of", " ".join(f"{each:.3f}" for each in bench.curves["shares"]))
     for name, taken in found.items():
         ratios = [each / taken[-1] for each in taken]
         sitting.note(f"shares_{name}", " ".join(f"{each:.3f}" for each in ratios), "times as long")
@@ -438,9 +406,7 @@ def shares(bench: Bench) -> None:
         if phase in SHARE_SIZES:
             # A curve never rises with the share: what does is noise.
             falling = [round(max(1.0, *ratios[i:]), 4) for i in range(len(ratios) - 1)]
-            curves.setdefault(phase, {})[size] = [*falling, 1.0]
-    sitting.note("shares_of", " ".join(f"{each:.3f}" for each in curves["shares"]))
-    bench.curves = curves
+            bench.curves.setdefault(phase, {})[size] = [*falling, 1.0]
 
 
 def copies(bench: Bench) -> None:
@@ -467,9 +433,7 @@ def copies(bench: Bench) -> None:
             sitting.note(f"copy_{way}_{name}_gb_per_s", size / 1e9 / copied_s, "GB/s")
 
 
-def beside(
-    sitting: Sitting, copy: Callable[[], object], work: Callable[[], object], times: int
-) -> tuple[float, list[float]]:
+def beside(sitting: Sitting, copy: Work, work: Work, times: int) -> tuple[float, list[float]]:
     """Seconds of the copy, and of each iteration that ended before it did."""
     if sitting.dry:
         return sitting.timed_s(copy), [sitting.timed_s(work)]
@@ -493,7 +457,7 @@ def experts(bench: Bench, model: str) -> None:
     """The choice of experts (softmax, the likeliest, their order), and their products on the tokens
     that chose them, by torch's grouped product.
     """
-    shape, columns = bench.shape(model), bench.columns.setdefault((model, 1), {})
+    shape = bench.shape(model)
     hidden, inner, count, active = shape.hidden, shape.inner, shape.experts, shape.active
     numbers = torch.arange(count, device=bench.sitting.device)
 
@@ -503,7 +467,7 @@ def experts(bench: Bench, model: str) -> None:
         ends = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
         return order // active, ends
 
-    def works(rows: int) -> tuple[Callable[[int], object], Callable[[int], object]]:
+    def works(rows: int) -> tuple[Numbered, Numbered]:
         given, half = bench.random(rows, hidden), bench.random(rows * active, inner)
         routes = [chosen(bench.random(rows, count)) for _ in range(4)]
 
@@ -520,39 +484,27 @@ def experts(bench: Bench, model: str) -> None:
 
     for rows in TOKENS:
         gate, mixed = works(rows)
-        columns.setdefault(Role.GATE, []).append(1e3 * bench.seconds(gate, 2e-5))
+        bench.took(model, Role.GATE, rows, bench.seconds(gate, 2e-5))
         met = count * (1 - (1 - active / count) ** rows)
         read, operations = 6 * met * hidden * inner, 6 * rows * active * hidden * inner
         took_s = bench.seconds(mixed, 2e-5 + max(read / 2e12, operations / 3e14))
-        columns.setdefault(Role.EXPERTS, []).append(1e3 * took_s)
-        bench.experts.append((read, operations, took_s))
+        bench.took(model, Role.EXPERTS, rows, took_s)
+        bench.points["experts"].append((read, operations, took_s))
         if wide := shape.shared_inner:
             both_s = product(bench, rows, hidden, 2 * wide) + product(bench, rows, wide, hidden)
-            columns.setdefault(Role.SHARED_EXPERT, []).append(1e3 * both_s)
-        if rows in NOTED:
-            for role in (Role.GATE, Role.EXPERTS):
-                bench.sitting.note(f"{model}_{role}_{rows}_ms", columns[role][-1], "ms")
+            bench.took(model, Role.SHARED_EXPERT, rows, both_s)
 
 
 Formula = Callable[..., torch.Tensor]
 
 
-def combined(fast: torch.Tensor, read: torch.Tensor, operations: torch.Tensor) -> torch.Tensor:
-    power = fast[2]
-    terms = (read / fast[0]) ** power + (operations / fast[1]) ** power
-    return torch.as_tensor(terms ** (1 / power))
+def combined(by: torch.Tensor, read: torch.Tensor, operations: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(((read / by[0]) ** by[2] + (operations / by[1]) ** by[2]) ** (1 / by[2]))
 
 
-def fit(
-    bench: Bench,
-    name: str,
-    start: dict[str, float],
-    formula: Formula,
-    points: Sequence[tuple[float, ...]],
-) -> dict[str, float]:
-    """The numbers above 0 with which the formula comes nearest to the seconds, which are the last
-    of each point.
-    """
+def fit(bench: Bench, name: str, start: dict[str, float], formula: Formula) -> dict[str, float]:
+    """The numbers above 0 with which the formula comes nearest to the seconds of its points."""
+    points = bench.points[name]
     with torch.inference_mode(False), torch.enable_grad():
         *given, seconds = torch.tensor(points, dtype=torch.float64).T
         logs = torch.tensor(list(start.values()), dtype=torch.float64).log().requires_grad_()
@@ -564,108 +516,86 @@ def fit(
             torch.autograd.backward(off.mean())
             adam.step()
             slower.step()
-        least = f"{len(points)} points, in the median; one of ten is off by {off.quantile(0.9):.3f}"
-        bench.sitting.note(f"fit_{name}_error", float(off.median()), least)
-        return dict(zip(start, logs.exp().tolist(), strict=True))
+    off, found = off.detach(), logs.detach().exp().tolist()
+    least = f"{len(points)} points, in the median; one of ten is off by {off.quantile(0.9):.3f}"
+    bench.sitting.note(f"fit_{name}_error", float(off.median()), least)
+    return dict(zip(start, found, strict=True))
 
 
 def fits(bench: Bench) -> dict[str, float]:
     """The fits of a table, from all that was measured; what one device cannot show is guessed."""
-    start = {"bytes_per_s": 2.5e12, "operations_per_s": 6e14, "power": 1.5}
-    found = fit(bench, "products", start, combined, bench.products)
-    fast = torch.tensor(list(found.values()), dtype=torch.float64)
     width = A100["fit"]["attention_width"]
-    prompts = [
-        (tokens, bench.shape(model).queries, took_s)
-        for model, times in bench.prompts.items()
-        for tokens, took_s in times.items()
-    ]
-    decodes = [
-        (batch, 4 * bench.shape(model).kv(1) * context, took_s)
-        for model, times in bench.decodes.items()
-        for (batch, context), took_s in times.items()
-    ]
-    parts: dict[str, tuple[dict[str, float], Formula, Sequence[tuple[float, ...]]]] = {
+    start = {"bytes_per_s": 2.5e12, "operations_per_s": 6e14, "power": 1.5, "product_s": 3e-6}
+    found = fit(bench, "products", start, lambda by, *of: by[3] + combined(by, *of))
+    fast = torch.tensor(list(found.values()), dtype=torch.float64)
+    parts: dict[str, tuple[dict[str, float], Formula]] = {
         "prompts": (
-            {"attention_s_per_token": 1e-8, "attention_operations_per_s": 4e14},
-            lambda by, n, wide: wide * (by[0] * n / width + 2 * n**2 / by[1]),
-            prompts,
+            {
+                "attention_s_per_token": 1e-8,
+                "attention_operations_per_s": 4e14,
+                "attention_s": 5e-6,
+            },
+            lambda by, n, wide: by[2] + wide * (by[0] * n / width + 2 * n**2 / by[1]),
         ),
         "decodes": (
             {"decode_s": 5e-6, "decode_s_per_sequence": 1e-7, "decode_bytes_per_s": 2e12},
             lambda by, batch, read: by[0] + batch * torch.hypot(by[1], read / by[2]),
-            decodes,
         ),
         "moves": (
             {"launch_s": 2e-6, "copy_bytes_per_s": 2e12},
             lambda by, moved: by[0] + moved / by[1],
-            bench.moves,
         ),
         "experts": (
             {"expert_bytes_share": 0.7, "expert_operations_share": 0.6},
             lambda by, read, operations: combined(fast, read / by[0], operations / by[1]),
-            bench.experts,
         ),
     }
-    for name, (begin, formula, points) in parts.items():
-        if points:
-            found |= fit(bench, name, begin, formula, points)
+    for name, (begin, formula) in parts.items():
+        if bench.points[name]:
+            found |= fit(bench, name, begin, formula)
     return found | {"attention_width": width, **GUESSED}
 
 
 def told(bench: Bench) -> None:
     """The table, and the rows of attention and of divided products beside it."""
-    sitting = bench.sitting
-    found = fits(bench)
+    sitting, found, models = bench.sitting, fits(bench), {}
     name = "a CPU" if sitting.dry else torch.cuda.get_device_name(0)
     memory = 80 * sitting.gb if sitting.dry else torch.cuda.get_device_properties(0).total_memory
     error = round(max(bench.errors, default=0.1), 3)
-    models = {}
     for model, raw in A100["models"].items():
-        shape = bench.shape(model)
-        raw = {key: getattr(shape, key) for key in Shape.__slots__ if key in raw}
-        columns = bench.columns.get((model, 1), {})
-        models[model] = raw | {"error": error}
+        shape, columns = bench.shape(model), bench.columns[model, 1]
+        models[model] = {key: getattr(shape, key) for key in Shape.__slots__ if key in raw}
+        models[model]["error"] = error
         if Role.NORM in columns and Role.HEAD in columns:
-            columns = {role: columns[role] for role in Role if role in columns}
-            columns.pop(Role.EMBEDDING, None)
-            rounded = {role: [round(each, 5) for each in columns[role]] for role in columns}
-            models[model]["milliseconds"] = rounded
+            models[model]["milliseconds"] = {
+                role: [round(each, 5) for each in columns[role]]
+                for role in Role
+                if role in columns and role is not Role.EMBEDDING
+            }
+    watts = {phase: bench.watts.get(of) for phase, of in POWERED.items()}
     table = {
         "source": f"{name}, torch {torch.__version__}, bfloat16, by scripts/gpu/operators.py. "
         f"Attention of dense caches: {bench.ways['prefill'][0].name} for prompts, "
         f"{bench.ways['decode'][0].name} for decodes. Positions and activations: "
         f"{'compiled' if bench.fused else 'kernel by kernel'}. Guessed: all-reduce and links.",
-        "device": {
-            "name": name,
-            "memory_bytes": int(0.9 * memory),
-            **LINK,
-            "idle_watts": bench.watts.get("idle"),
-            "busy_watts": {
-                "prefill": bench.watts.get("prefill"),
-                "decode": bench.watts.get("decode_16"),
-            },
-        },
+        "device": {"name": name, "memory_bytes": int(0.9 * memory), **LINK}
+        | {"idle_watts": bench.watts.get("idle"), "busy_watts": watts},
         "curves": bench.curves,
         "fit": found,
         "tokens": TOKENS,
         "models": models,
     }
     sitting.keep("table", json.loads(json.dumps(table)))
-    for key, times in (("prompts", bench.prompts), ("decodes", bench.decodes)):
-        rows = {model: [[at, each] for at, each in by.items()] for model, by in times.items()}
+    for key, rows in bench.attended.items():
         sitting.keep(f"attention_{key}_s", rows)
-    off: dict[int, list[float]] = {}
+    alone = table | {"fit": found | {"all_reduce_s": 0.0, "all_reduce_bytes_per_s": 1e30}}
+    off: dict[int, list[float]] = defaultdict(list)
     for (model, devices), columns in bench.columns.items():
         if devices > 1:
             sitting.keep(f"{model}_{devices}_ms", columns)
-            alone = table | {"fit": found | {"all_reduce_s": 0.0, "all_reduce_bytes_per_s": 1e30}}
             for of in read_operators(model, models[model], alone, devices):
-                if of.role in columns:
-                    for rows, took_ms in zip(TOKENS, columns[of.role], strict=True):
-                        off.setdefault(devices, []).append(
-                            of.decode.at(rows, 0) * 1e3 / took_ms - 1
-                        )
+                for rows, took_ms in zip(TOKENS, columns.get(of.role, ()), strict=False):
+                    off[devices].append(of.decode.at(rows, 0) * 1e3 / took_ms - 1)
     for devices, errors in off.items():
         worst = max(errors, key=abs)
         unit = f"what the reader makes of one device for {devices}, in the median; most {worst:.2f}"
@@ -677,16 +607,10 @@ def measure(sitting: Sitting) -> None:
     bench = Bench(sitting)
     if sitting.dry:
         torch.set_num_threads(1)
-    parts: dict[str, Callable[[], None]] = {
-        **{f"products_{model}": partial(products, bench, model) for model in DENSE},
-        "attention": partial(attention, bench),
-        "fuse": partial(fuse, bench),
-        **{f"small_{model}": partial(small, bench, model) for model in DENSE},
-        "iterations": partial(iterations, bench),
-        "power": partial(power, bench),
-        "shares": partial(shares, bench),
-        "copies": partial(copies, bench),
-    }
+    parts = {f"products_{model}": partial(products, bench, model) for model in DENSE}
+    parts |= {part.__name__: partial(part, bench) for part in (attention, fuse)}
+    parts |= {f"small_{model}": partial(small, bench, model) for model in DENSE}
+    parts |= {part.__name__: partial(part, bench) for part in (iterations, power, shares, copies)}
     for model in (*MIXTURES, *(() if sitting.dry else OTHERS)):
         parts[f"products_{model}"] = partial(products, bench, model)
         parts[f"small_{model}"] = partial(small, bench, model)
@@ -703,7 +627,7 @@ def measure(sitting: Sitting) -> None:
             else:
                 sitting.part(key, lambda _, work=work: work())  # type: ignore[misc]
             sitting.keep(f"{key}_took_s", round(time.monotonic() - start_s, 2))
-    if bench.products:
+    if bench.points["products"]:
         sitting.part("table", lambda _: told(bench))
 
 
