@@ -299,8 +299,11 @@ def iterations(bench: Bench) -> None:
             for cache, each in zip(held, new.chunk(2, dim=-1), strict=True):
                 cache[:, at:] = each
 
+        def apart(_: int, both: torch.Tensor = both) -> object:
+            return gated(both)
+
         layer_s = sum(columns[role][TOKENS.index(rows)] / 1e3 for role in SUMMED)
-        layer_s += bench.seconds(written, 1e-5) + bench.seconds(lambda _, x=both: gated(x), 1e-5)
+        layer_s += bench.seconds(written, 1e-5) + bench.seconds(apart, 1e-5)
         with sdpa_kernel(bench.ways[phase], set_priority=True):
             work = attention_of(bench, DENSE[0], sequences, tokens, past + tokens)
             layer_s += bench.seconds(work, 5e-5)
@@ -322,7 +325,8 @@ def power(bench: Bench) -> None:
         for seconds in (0.02, 0.02, 0.0) if sitting.dry else (1.0, POWER_S, 0.0):
             readings.append((time.monotonic(), joules(sitting)))
             while time.monotonic() < readings[-1][0] + seconds:
-                several(lambda _, work=work: work(), 5)
+                for _ in range(5):
+                    work()
                 sitting.wait()
         (start_s, before_j), (end_s, after_j) = readings[1:]
         bench.watts[name] = (after_j - before_j) / (end_s - start_s)
