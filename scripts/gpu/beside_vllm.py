@@ -54,7 +54,7 @@ SERVER_S_MAX = 150.0
 CALM_S_MAX = 30.0
 """For a node to compute the sizes that it wants to know of a new instance."""
 IDLE_S = 3.0
-"""Of nobody's work, after which a node has told all of its joules."""
+"""So long nobody works, and then a node has told all of its joules."""
 
 Tensors = dict[str, torch.Tensor]
 Quantise = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
@@ -296,7 +296,7 @@ def cell(sitting: Sitting, home: Path, source: str) -> None:
 
 
 def joules(sitting: Sitting, address: str, name: str) -> None:
-    """Of some calls, by the node's books and by the driver's counter beside them."""
+    """What some calls take by the node's books, and by the driver's counter beside them."""
 
     def booked() -> dict[str, float]:
         with closing(http.client.HTTPConnection(address)) as line:
