@@ -25,6 +25,7 @@ from tests.e2e.live_cell import WAIT_S_MAX, free_port, invoked
 from tests.support.postgres_server import PostgresServer
 from tests.support.tiny_model import write_tiny_llama
 
+LED_S_MAX = 3.0
 CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "standby" / "envoy.yaml"
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent))
 NAME = DeploymentName("chat")
@@ -122,12 +123,17 @@ class Edge:
                 client.deploy(DeploymentSpec(name=NAME, source=f"file://{model}"))
 
     def get(self, path: str) -> str:
+        """Envoy looks after HTTP and gRPC apart, so one may know a new leader before the other."""
+        until_s = time.monotonic() + LED_S_MAX
         shown = {"authorization": f"Bearer {self._admin}"}
         authority = str(self.folder / "tls" / "ca.pem")
         url = f"https://{self.http}{path}"
-        got = requests.get(url, headers=shown, verify=authority, timeout=WAIT_S_MAX)
-        got.raise_for_status()
-        return got.text
+        while True:
+            got = requests.get(url, headers=shown, verify=authority, timeout=WAIT_S_MAX)
+            if got.status_code != 503 or time.monotonic() > until_s:
+                got.raise_for_status()
+                return got.text
+            time.sleep(0.1)
 
     def close(self) -> None:
         self._stack.close()
