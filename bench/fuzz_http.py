@@ -64,6 +64,8 @@ _SAID: dict[str, dict[str, Any]] = {
 """Calls that are answered."""
 _OTHERS_MAX = 3
 """At most so many members of such a call are drawn."""
+_TYPED = {"type", "anyOf", "oneOf", "$ref", "enum", "const"}
+"""The keywords of which a schema has one that says a type."""
 _AT_ONCE = 4
 _IDS_KEPT = 32
 """So many ids of the last responses are drawn among other texts."""
@@ -176,9 +178,6 @@ def _body(
         at = draw.randrange(len(raw) + 1)
         raw = raw[:at] + draw.randbytes(draw.randint(0, 4)) + raw[at + draw.randint(0, 8) :]
     return raw
-
-
-_TYPED = {"type", "anyOf", "oneOf", "$ref", "enum", "const"}
 
 
 def fuzz_http(
