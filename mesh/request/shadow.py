@@ -171,8 +171,9 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
     for queue in schedule.queues:
         batch, tokens = queue.batch, queue.context_tokens
         for first in (*queue.prompts, *coming.get(id(queue), ())):
-            batch += 1 + len(first.mates)
-            tokens += sum(prompt.left + prompt.past for prompt in (first, *first.mates))
+            decoding = [prompt for prompt in (first, *first.mates) if prompt.decodes]
+            batch += len(decoding)
+            tokens += sum(prompt.left + prompt.past for prompt in decoding)
         if batch:
             result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
     return result
@@ -230,7 +231,8 @@ def _advance(
             queue.gather()
     done = _compute_prompts(queue, grant.prefill) if grant.prefill else []
     for prompt in done:
-        queue.join(prompt, end_s)
+        if prompt.decodes:
+            queue.join(prompt, end_s)
     if done:
         queue.predict(LOOKAHEAD_TOKENS)
         queue.owed_s = queue.due_s
@@ -467,12 +469,9 @@ class _Rollout:
             return self._repeats(self._schedule.rule.period)
         if self._pool is not None and not all(map(self._pool.computes, self._working())):
             return self._has_gone_round(self._pool)
-        jobs: list[Job] = []
-        for queue, decode_s in self._settled_s:
-            if queue.prompts or queue.late_s < inf:
-                return False
-            jobs.append((queue.due_s, decode_s, queue.tpot_s))
-        return self._in_time(jobs)
+        if any(queue.prompts or queue.late_s < inf for queue in self._schedule.queues):
+            return False
+        return self._in_time([(of.due_s, decode_s, of.tpot_s) for of, decode_s in self._settled_s])
 
     def _working(self) -> list[RunQueue]:
         return [queue for queue in self._schedule.queues if queue.batch or queue.prompts]

@@ -4,6 +4,7 @@ deadlines on the way, new instances, queues, and what is under way.
 
 from collections.abc import Sequence
 from copy import deepcopy
+from math import inf
 
 import pytest
 
@@ -34,6 +35,20 @@ from tests.request.schedules import (
     queue,
     times,
 )
+
+
+class TestAnswersOfOneToken:
+    """Their pace is infinite: once their prompts are computed nothing follows."""
+
+    @pytest.mark.parametrize(
+        ("due_s", "verdict"), [(0.35, Verdict.FIRST_TOKEN_LATE), (0.45, Verdict.PASSES)]
+    )
+    def test_they_have_no_decodes(self, due_s: float, verdict: Verdict) -> None:
+        # Three that wait take 0.3 s. A decode of 0.1 s would exceed the TPOT of their instance.
+        waiting = [Request(due_s=0.31, left=100, past=0, tpot_s=inf) for _ in range(3)]
+        a = Instance(name="a", times=TIMES, tpot_s=0.05, requests=waiting)
+        newcomer = Request(due_s=due_s, left=100, past=0, tpot_s=inf)
+        assert Node(instances=[a], newcomer=newcomer, target=0).verdict() is verdict
 
 
 class TestTheThreeCases:

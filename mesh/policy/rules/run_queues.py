@@ -33,11 +33,16 @@ class Prompt:
     slack_s: float = inf
     """See `mesh.domain.slo.next_due_s`."""
     tpot_s: float = 0.0
-    """The pace of its tokens; 0: that of its run queue."""
+    """The pace of its tokens; 0: that of its run queue, infinite: it has one token alone."""
     first: bool = True
     """Whether its next token is its first."""
     mates: "list[Prompt]" = field(default_factory=list)
     """For shadow validation: prompts that begin once it is computed, as their beginning is its."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether further tokens follow its first one."""
+        return self.tpot_s < inf
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

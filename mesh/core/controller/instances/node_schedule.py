@@ -614,6 +614,8 @@ def _fill(
     for request in _work(instance):
         left = request.prefill_left
         if not left:
+            if request.pace_s == inf:
+                continue
             context_tokens += request.tokens
             dues_s.append(request.due_s)
             running.append(request.original.request_id)

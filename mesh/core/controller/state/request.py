@@ -90,10 +90,11 @@ class RequestEntry:
     tokens: int = field(init=False)
     """The tokens of its prompt and its output."""
     pace_s: float = field(init=False)
-    """From one token to the next, as planned."""
+    """From one token to the next, as planned; infinite for an answer of one token, or a vector."""
 
     def __post_init__(self) -> None:
-        self.pace_s = self.pace.token_s(self.slo)
+        decodes = self.original.sampling.max_tokens > 1
+        self.pace_s = self.pace.token_s(self.slo) if decodes else inf
         prompt_tokens = len(self.original.prompt_tokens)
         self.tokens = prompt_tokens + len(self.output_tokens)
         self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
@@ -345,7 +346,8 @@ class RequestEntry:
         queue_age_s = resumed.age_s if resumed.queue_age_s is None else resumed.queue_age_s
         self.arrival_s = now_s - queue_age_s
         limit_s = self.slo.ttft_limit_s(len(self.original.prompt_tokens))
-        due_s = now_s - resumed.age_s + limit_s + len(resumed.output_tokens) * self.pace_s
+        decoded_s = len(resumed.output_tokens) * self.pace.token_s(self.slo)
+        due_s = now_s - resumed.age_s + limit_s + decoded_s
         self.go_on_with(resumed.output_tokens, max(due_s, now_s), now_s)
 
     def go_on_with(self, token_ids: Sequence[int], due_s: float, now_s: float) -> None:
