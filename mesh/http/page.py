@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 INDEX = "index.html"
-CLASSIC = "vendor/uplot.js"
-"""The script that is no module. Modules are named with the index, so that a browser asks for all at
-once, not for those that a module imports once it has that module.
+CLASSIC = ("early.js", "vendor/uplot.js")
+"""The scripts that are no modules. Modules are named with the index, so that a browser asks for all
+at once, not for those that a module imports once it has that module.
 """
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -57,7 +57,7 @@ class Page:
         self._links = ", ".join(
             f"<page/{name}>; rel=modulepreload"
             for name in sorted(self._files)
-            if name.endswith(".js") and name != CLASSIC
+            if name.endswith(".js") and name not in CLASSIC
         )
 
     async def root(self, request: Request) -> Response:

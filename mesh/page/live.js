@@ -36,29 +36,35 @@ export function merged(target, patch) {
   return result;
 }
 
-export function follow() {
-  const source = new EventSource("api/v1/events");
-  const on = (name, take) =>
-    source.addEventListener(name, (event) => {
-      live.heardMs = performance.now();
-      live.error = null;
-      take(JSON.parse(event.data));
-      draw();
-    });
-  on("cell", ({ why, samples, ...state }) => Object.assign(live, { state, samples, lines: [], note: why && `Shown anew: ${why}` }));
-  on("change", ({ patch, samples }) => {
+const TAKES = {
+  cell: ({ why, samples, ...state }) => Object.assign(live, { state, samples, lines: [], note: why && `Shown anew: ${why}` }),
+  change: ({ patch, samples }) => {
     live.state = merged(live.state, patch);
     live.samples = appended(live.samples, samples);
-  });
-  on("line", (line) => { live.lines = [...live.lines.slice(1 - LINES_MAX), { ...line, number: ++lines }]; });
-  on("end", ({ why }) => { live.note = `Nothing more was told: ${why}`; });
-  source.onerror = async () => {
+  },
+  line: (line) => { live.lines = [...live.lines.slice(1 - LINES_MAX), { ...line, number: ++lines }]; },
+  end: ({ why }) => { live.note = `Nothing more was told: ${why}`; },
+};
+
+export async function follow() {
+  const source = (await early.source) ?? early.listen();
+  early.source = null;
+  early.take = ({ name, data }) => {
+    live.heardMs = performance.now();
+    live.error = null;
+    TAKES[name](data);
+    draw();
+  };
+  early.told.splice(0).forEach(early.take);
+  const closed = async () => {
     if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
     source.close();
     live.error = await reason();
     draw();
     if (live.error?.status !== 401) setTimeout(follow, RETRY_MS);
   };
+  source.onerror = closed;
+  closed(); // it may be so by now
 }
 
 async function reason() {

@@ -79,7 +79,7 @@ function skip(event) {
 }
 
 const place = document.getElementById("page");
-await whose().catch(() => {}); // the silence of the controller is shown
+await whose(); // nothing where the controller is silent, which is shown
+if (session.role || !session.wants_keys) await follow();
 place.replaceChildren();
 render(html`<${Page} />`, place);
-if (session.role || !session.wants_keys) follow();

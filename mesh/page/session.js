@@ -10,8 +10,7 @@ const PATH = "api/v1/session";
 export const session = { wants_keys: false, role: null, tenant: null, csrf: "", journal: false };
 
 export async function whose() {
-  const answer = await fetch(PATH);
-  if (answer.ok) Object.assign(session, await answer.json());
+  Object.assign(session, await early.session);
   if (session.journal) clocks.options = { timeZone: "UTC" };
 }
 
