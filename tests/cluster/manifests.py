@@ -33,6 +33,7 @@ class Pod:
 
     def __init__(self, owner: Document, template: Document) -> None:
         self.owner = owner
+        self.space: str = owner["metadata"].get("namespace", "")
         self.name = f"{owner['kind']} {owner['metadata']['name']}"
         self.labels: Mapping[str, str] = template.get("metadata", {}).get("labels", {})
         self.spec: Mapping[str, Any] = template["spec"]
@@ -45,6 +46,13 @@ class Pod:
     def ports(self) -> dict[str, int]:
         found = [port for one in self.spec["containers"] for port in one.get("ports", ())]
         return {port["name"]: port["containerPort"] for port in found}
+
+    def is_in(self, selector: Mapping[str, Any]) -> bool:
+        """Whether a selector of namespaces means its own."""
+        rules = selector.get("matchExpressions", ())
+        rules = [*rules, *({"key": k, "values": [v]} for k, v in _labels(selector).items())]
+        names = [rule["values"] for rule in rules if rule["key"] == "kubernetes.io/metadata.name"]
+        return bool(names) and all(self.space in values for values in names)
 
     def suits(self, selector: Mapping[str, Any]) -> bool:
         """Whether the labels of a selector are its own."""
@@ -60,19 +68,30 @@ class Pod:
         return found
 
 
+def _labels(selector: Mapping[str, Any]) -> Mapping[str, str]:
+    labels: Mapping[str, str] = selector.get("matchLabels", {})
+    return labels
+
+
 def faults(documents: Sequence[Document]) -> list[str]:
     """In words; none where there is nothing wrong."""
     if broken := [fault for document in documents for fault in _by_schema(document)]:
         return broken  # the rest goes by what a schema says
     pods = [pod for document in documents for pod in _pods(document)]
-    return [
-        *(fault for pod in pods for fault in (*_locked(pod), *_mounted(pod), *_started(pod))),
-        *(fault for pod in pods for fault in _probed(pod)),
-        *_selected(documents, pods),
-        *_reached(documents, pods),
-        *_scaled(documents, pods),
-        *_named(documents, pods),
-    ]
+    found = [fault for pod in pods for fault in (*_locked(pod), *_mounted(pod), *_started(pod))]
+    found += [fault for pod in pods for fault in (*_probed(pod), *_before_cells(pod, documents))]
+    for space in sorted({_space(document) for document in documents}):
+        within = [document for document in documents if _space(document) == space]
+        own = [pod for pod in pods if pod.space == space]
+        found += [*_selected(within, own, pods), *_reached(within, own), *_scaled(within, own)]
+        found += _named(within, own)
+    return found
+
+
+def _space(document: Document) -> str:
+    """The namespace that it is in, or that it is."""
+    head = document["metadata"]
+    return str(head["name"] if document["kind"] == "Namespace" else head.get("namespace"))
 
 
 def _pods(document: Document) -> Iterator[Pod]:
@@ -197,7 +216,33 @@ def _probed(pod: Pod) -> Iterator[str]:
                 yield f"{pod.name}: {asked['path']} is asked by {asked.get('scheme', 'HTTP')}"
 
 
-def _selected(documents: Sequence[Document], pods: Sequence[Pod]) -> Iterator[str]:
+def _before_cells(pod: Pod, documents: Sequence[Document]) -> Iterator[str]:
+    """A front knows all controllers of its cells, and shows them a key."""
+    variables = {variable["name"] for variable in pod.spec["containers"][0].get("env", ())}
+    if "--cells" in pod.options() and "MESH_KEY" not in variables:
+        yield f"{pod.name} shows its cells no key"
+    sets = {
+        (_space(d), d["metadata"]["name"]): d["spec"]
+        for d in documents
+        if d["kind"] == "StatefulSet"
+    }
+    for cell in pod.options().get("--cells", ()):
+        known, replicas = set(), 0
+        for address in cell.partition("=")[2].split(","):
+            found = re.fullmatch(r"(.+)-(\d+)\.([^.:]+)\.([^.:]+):7070", address)
+            name, number, service, space = found.groups() if found else ("", "0", "", "")
+            spec = sets.get((space, name), {})
+            known.add(int(number))
+            replicas = spec.get("replicas", 1)
+            if spec.get("serviceName") != service:
+                yield f"{pod.name}: {address} is no controller"
+        if known != set(range(replicas)):
+            yield f"{pod.name} does not know all controllers of {cell}, or one that is not there"
+
+
+def _selected(
+    documents: Sequence[Document], pods: Sequence[Pod], everywhere: Sequence[Pod]
+) -> Iterator[str]:
     """Selectors and rules of scheduling mean pods that there are."""
     for document in documents:
         spec, what = document.get("spec", {}), f"{document['kind']} {document['metadata']['name']}"
@@ -209,6 +254,11 @@ def _selected(documents: Sequence[Document], pods: Sequence[Pod]) -> Iterator[st
                 for term in _terms(pod.spec.get("affinity", {})):
                     if not pod.suits(term["labelSelector"]):
                         yield f"{what} keeps away from others than its own"
+            case "HorizontalPodAutoscaler":
+                target = spec["scaleTargetRef"]
+                owners = [(pod.owner["kind"], pod.owner["metadata"]["name"]) for pod in pods]
+                if (target["kind"], target["name"]) not in owners:
+                    yield f"{what} scales nothing"
             case "PodDisruptionBudget":
                 guarded = [pod for pod in pods if pod.suits(spec["selector"])]
                 if len(guarded) != 1:
@@ -223,7 +273,10 @@ def _selected(documents: Sequence[Document], pods: Sequence[Pod]) -> Iterator[st
                             yield f"{what}: no port {port['port']}"
                 for rule in (*spec.get("ingress", ()), *spec.get("egress", ())):
                     for peer in (*rule.get("from", ()), *rule.get("to", ())):
-                        met = [p for p in pods if p.suits(peer.get("podSelector", {"": ""}))]
+                        there: Sequence[Pod] = pods
+                        if "namespaceSelector" in peer:
+                            there = [p for p in everywhere if p.is_in(peer["namespaceSelector"])]
+                        met = [p for p in there if p.suits(peer.get("podSelector", {"": ""}))]
                         if "podSelector" in peer and not met:
                             yield f"{what} lets in or out to nobody"
                         for port in rule.get("ports", ()) if "to" in rule else ():

@@ -44,7 +44,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROOT = Path(__file__).parents[2]
-OVERLAYS = ("cell", "standby")
+CELLS = ("cell", "standby")
+OVERLAYS = (*CELLS, "federated")
 KUBECTL = Path(sys.executable).parent / "kubectl"
 NODES_WANTED = "/api/v1/nodes/wanted"
 MODEL = """
@@ -250,10 +251,42 @@ MISTAKES: dict[str, Break] = {
 }
 
 
+FRONT, EAST, WEST = ("Deployment", "mesh-front"), ".mesh-east:7070", ".mesh-west:7070"
+ADDRESS = "mesh-controller-{}.mesh-controllers"
+BOTH = ",".join(ADDRESS.format(n) + WEST for n in range(2))
+MISTAKES_BEFORE_CELLS: dict[str, Break] = {
+    "a front that knows of one controller only": argument(
+        *FRONT, f"--cells=west={BOTH}", f"--cells=west={ADDRESS.format(0)}{WEST}"
+    ),
+    "a cell in a namespace that there is not": argument(
+        *FRONT, f"--cells=west={BOTH}", f"--cells=west={BOTH.replace('west', 'north')}"
+    ),
+    "an autoscaler of nothing": changed(
+        "HorizontalPodAutoscaler", "mesh-front", "spec/scaleTargetRef/name", "mesh-edge"
+    ),
+    "cells that a front may not reach": changed(
+        "NetworkPolicy",
+        "fronts",
+        "spec/egress/1/to/0/namespaceSelector/matchExpressions/0/values",
+        ["mesh"],
+    ),
+    "an option that a front does not have": argument(*FRONT, "--grace-s=30", "--drain-s=30"),
+    "a key of nobody": changed(*FRONT, f"{MAIN}/env/2/name", "MESH_CONTROLLER_KEY"),
+}
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(mistake: str) -> None:
     documents = rendered("standby")
     MISTAKES[mistake](documents)
+    assert faults(documents)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_BEFORE_CELLS)
+def test_a_mistake_before_cells_is_found(mistake: str) -> None:
+    documents = rendered("federated")
+    fronts = [d for d in documents if d["metadata"].get("namespace") == "mesh-fronts"]
+    MISTAKES_BEFORE_CELLS[mistake](fronts)
     assert faults(documents)
 
 
@@ -333,15 +366,17 @@ def until(pods: Pods, what: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def started(pods: Pods, documents: Documents, name: str) -> "subprocess.Popen[bytes]":
-    pod = one(documents, "StatefulSet", name)["spec"]["template"]["spec"]
+def started(
+    pods: Pods, documents: Documents, name: str, *, kind: str = "StatefulSet"
+) -> "subprocess.Popen[bytes]":
+    pod = one(documents, kind, name)["spec"]["template"]["spec"]
     for first in pod.get("initContainers", ()):
         assert pods.run(f"{name}-0", pod, first).wait(WAIT_S_MAX) == 0, pods.log.read_text()
     return pods.run(f"{name}-0", pod, pod["containers"][0])
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", CELLS)
 def test_what_is_started_runs_as_its_manifest_says(
     overlay: str, network: Network, prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -396,3 +431,32 @@ def test_what_is_started_runs_as_its_manifest_says(
         until(made["controller"], lambda: '"ready"' not in asked(prepared, "nodes", "-o", "json"))
         controller.send_signal(signal.SIGTERM)
         assert controller.wait(WAIT_S_MAX) == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_front_runs_as_its_manifest_says(
+    network: Network, prepared: Prepared, tmp_path: Path
+) -> None:
+    """Without root, on a root that cannot be written, before cells that are all away."""
+    shown = tmp_path / "front-tls"
+    shutil.copytree(prepared.volumes["controller"]["tls"], shown)
+    for name in ("client.pem", "client.key"):
+        shutil.copy(prepared.tls / name, shown)
+    for path in shown.iterdir():
+        os.chown(path, 10001, 10001)
+    pods = Pods(
+        tmp_path / "front",
+        volumes={**prepared.volumes["controller"], "tls": shown},
+        secrets={"mesh-front-key/key": prepared.admin},
+        names=(),
+    )
+    with ExitStack() as stack:
+        stack.callback(pods.close)
+        front = started(pods, rendered("federated"), "mesh-front", kind="Deployment")
+        until(pods, lambda: got(prepared, "/healthz")[0] == 200)
+        assert got(prepared, "/v1/models")[0] == 401
+        assert got(prepared, "/v1/models", prepared.admin)[0] in (200, 503)
+        inside = Path(f"/proc/{front.pid}")
+        assert re.search(r"^Uid:\t10001\t10001", (inside / "status").read_text(), re.M)
+        front.send_signal(signal.SIGTERM)
+        assert front.wait(WAIT_S_MAX) == 0, pods.log.read_text()
