@@ -56,6 +56,7 @@ from mesh.wire.client import UNARY_S_MAX
 from mesh.wire.codec import from_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
+from mesh.wire.handshake import why_refused
 from mesh.wire.resuming import LOOK_S, LOOK_S_MAX, UNCONNECTED
 
 LIST_S = 0.5
@@ -128,9 +129,14 @@ class CellLink:
         self._drains = False
         """That one answers, and says that it takes no further calls."""
         self._hurry = asyncio.Event()
+        self._refused: Unavailable | None = None
+        """Why nobody leads it, where somebody answers that is no controller as it is asked."""
 
     def channel(self) -> grpc.aio.Channel:
         """To the controller that leads. Raises Unavailable."""
+        if not self.leader and self._refused is not None:
+            why, hint = self._refused.message, self._refused.hint
+            raise Unavailable(f"the cell {self.name} is away: {why}", hint=hint)
         if not self.leader:
             raise Unavailable(
                 f"the cell {self.name} is away: none of {', '.join(self._channels)} leads it",
@@ -149,14 +155,22 @@ class CellLink:
     async def watch(self) -> None:
         """Look at it, until cancelled."""
         listing: asyncio.Task[None] | None = None
+        explaining: asyncio.Task[None] | None = None
+        shown: str | None = None
         try:
             while True:
                 self._hurry.clear()
                 led, self.leader = self.leader, await self._who_leads()
-                if led != self.leader:
+                if self.leader != shown:
+                    shown = self.leader
                     self.version += 1
                     said = f"is led by {self.leader}" if self.leader else "is away"
                     logger.info("%s %s", self.name, said)
+                    self._refused = None
+                    if explaining is not None:
+                        explaining.cancel()
+                    if not self.leader:
+                        explaining = asyncio.create_task(self._explain())
                     if listing is not None:
                         listing.cancel()  # it asks the one that led before
                         listing = None
@@ -172,8 +186,17 @@ class CellLink:
                     async with asyncio.timeout(LOOK_S):
                         await self._hurry.wait()
         finally:
-            if listing is not None:
-                listing.cancel()
+            for task in (listing, explaining):
+                if task is not None:
+                    task.cancel()
+
+    async def _explain(self) -> None:
+        """Look why nobody leads it: TLS may fail, or another service answer."""
+        for address in self._channels:
+            refused = await asyncio.to_thread(why_refused, address, credentials().tls)
+            if refused is not None:
+                logger.warning("%s: %s", self.name, refused.message)
+                self._refused = refused
 
     async def _who_leads(self) -> str:
         """The address of the controller that leads: of several that say so the one that began last,

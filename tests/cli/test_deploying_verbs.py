@@ -12,6 +12,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo, best_effort
+from mesh.manifest.documents import MANIFEST_BYTES_MAX
 from mesh_loader.store import ModelStore
 from tests.cli.conftest import RunningCell
 from tests.cli.running import mesh
@@ -232,3 +233,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_file(str(tmp_path / "nowhere.yaml"))
     with pytest.raises(InvalidInput, match="is a directory"):
         read_file(str(tmp_path))
+
+
+def test_a_file_without_an_end_is_read_to_its_bound() -> None:
+    assert len(read_file("/dev/zero")) == MANIFEST_BYTES_MAX + 1

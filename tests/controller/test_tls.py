@@ -1,5 +1,6 @@
 """TLS: both ends show certificates of one authority, and whatever is wrong with one is said."""
 
+import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,10 @@ import pytest
 import requests
 
 from mesh.domain.errors import AlreadyExists, Forbidden, InvalidInput, Unavailable
+from mesh.domain.ids import CellName
 from mesh.domain.invocation import Finished
+from mesh.front.cells import CellLink
+from mesh.runtime.clock import LoopClock
 from mesh.wire.certificates import Part, make_folder, read_tls
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, Tls, show
@@ -125,6 +129,27 @@ async def test_who_dials_a_cell_of_another_kind_is_told_which(tmp_path: Path, fo
             await cell.ask(MeshClient(cell.http).list)
     with pytest.raises(Unavailable, match="no controller answers"):
         MeshClient("127.0.0.1:9").list()
+
+
+async def test_a_front_says_why_a_cell_is_away(tmp_path: Path, folder: Path) -> None:
+    async with live_cell(tmp_path, tls=read_tls(folder, Part.CONTROLLER)) as cell:
+        show(Credentials())
+        clock = LoopClock(asyncio.get_running_loop())
+        link = CellLink(CellName("a"), [cell.address], clock, lambda _: None)
+        watch = asyncio.create_task(link.watch())
+        try:
+            await cell.until(lambda: "speaks TLS" in _away(link))
+        finally:
+            watch.cancel()
+            await link.close()
+
+
+def _away(link: CellLink) -> str:
+    try:
+        link.channel()
+    except Unavailable as error:
+        return error.message
+    return ""
 
 
 def test_a_folder_is_checked_before_anybody_relies_on_it(tmp_path: Path, folder: Path) -> None:

@@ -6,7 +6,6 @@ compares them with what the cell has, and changes nothing either.
 """
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -93,8 +92,8 @@ def _content(file: str) -> bytes:
 def read_file(path: str) -> bytes:
     """Raises InvalidInput when the file cannot be read."""
     hint = "name an existing YAML file, or - for standard input"
-    with system_errors(InvalidInput, path, hint):
-        return Path(path).read_bytes()
+    with system_errors(InvalidInput, path, hint), open(path, "rb") as file:
+        return file.read(MANIFEST_BYTES_MAX + 1)
 
 
 def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
