@@ -1,4 +1,5 @@
-"""LangChain's own integration tests of a chat model, by its client for OpenAI's, on a real cell.
+"""LangChain's own integration tests of a chat model, by its clients for OpenAI's protocol and for
+Anthropic's, on a real cell.
 
 The demo model is given a chat template with tools, which it was not trained on: what it says makes
 little sense, but calls that are required and structured answers keep to their grammars. Cases that
@@ -18,6 +19,7 @@ from tests.clients.conftest import CALL_S_MAX, demo_cell
 pytestmark = pytest.mark.timeout(300)
 WITH = "make test-clients has it"
 langchain_openai = pytest.importorskip("langchain_openai", reason=WITH)
+langchain_anthropic = pytest.importorskip("langchain_anthropic", reason=WITH)
 LangChains: Any = pytest.importorskip(
     "langchain_tests.integration_tests", reason=WITH
 ).ChatModelIntegrationTests
@@ -32,19 +34,27 @@ BEYOND_IT = {
     "test_unicode_tool_call_integration": "the demo model does not copy Chinese and Japanese",
 }
 """Cases by what they ask of the model, not of the protocol."""
+SEVERAL = "where the demo model may call several tools, it does"
+BEYOND_ANTHROPIC = {
+    **BEYOND_IT,
+    "test_tool_calling": SEVERAL,
+    "test_tool_calling_async": SEVERAL,
+    "test_tool_calling_with_no_arguments": SEVERAL,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def url(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     home = tmp_path_factory.mktemp("langchain")
     with demo_cell(home, smollm2_model, DEPLOYMENTS, TEMPLATE) as url:
-        TestMesh.url = url
+        TestMesh.url = TestMessages.url = url
         yield
 
 
 @pytest.fixture(autouse=True)
 def wit(request: pytest.FixtureRequest) -> None:
-    reason = BEYOND_IT.get(request.node.originalname)
+    beyond = BEYOND_ANTHROPIC if request.cls is TestMessages else BEYOND_IT
+    reason = beyond.get(request.node.originalname)
     if reason is not None:
         raises = (AssertionError, OutputParserException)
         request.applymarker(pytest.mark.xfail(reason=reason, raises=raises, strict=False))
@@ -85,3 +95,27 @@ class TestMesh(LangChains):  # type: ignore[misc]
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+
+class TestMessages(LangChains):  # type: ignore[misc]
+    url: ClassVar[str]
+
+    @property
+    def chat_model_class(self) -> Any:
+        return langchain_anthropic.ChatAnthropic
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {
+            "model": DEPLOYMENTS[0],
+            "base_url": self.url,
+            "api_key": "none",
+            "temperature": 0.7,
+            "max_tokens": TOKENS_MAX,
+            "timeout": CALL_S_MAX,
+            "max_retries": 0,
+        }
+
+    @property
+    def model_override_value(self) -> str:
+        return DEPLOYMENTS[1]
