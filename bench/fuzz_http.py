@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import requests
 from jsonschema import Draft202012Validator
@@ -39,6 +39,9 @@ _SHARES = {
     "/v1/responses/input_tokens": 0.05,
     "/v1/models/{model}": 0.01,
     "/v1/responses/{id}": 0.02,
+    "/v1/batches": 0.02,
+    "/v1/batches/{id}": 0.01,
+    "/v1/files": 0.01,
     "/tokenize": 0.05,
     "/detokenize": 0.03,
 }
@@ -58,6 +61,11 @@ _SAID: dict[str, dict[str, Any]] = {
     "/api/embed": {"input": "hi"},
     "/v1/embeddings": {"input": "hi"},
     **{f"{at}/rerank": {"query": "hi", "documents": ["ho"]} for at in ("", "/v1", "/v2")},
+    "/v1/batches": {
+        "input_file_id": "file-1",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    },
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
@@ -137,14 +145,17 @@ def cases(
 ) -> Iterator[Case]:
     """The same for the same random numbers."""
     for _ in range(count):
-        path, headers = operation.path, dict[str, str]()
+        path, headers, query = operation.path, dict[str, str](), dict[str, str]()
         for one in operation.parameters:
             drawn = drawing.fitting(one["schema"]) if draw.random() < 0.8 else drawing.anything()
             text = draw.choice(operation.names) if draw.random() < 0.2 else str(drawn)
             if one["in"] == "path":
                 path = path.replace(f"{{{one['name']}}}", quote(text or "x", errors="replace"))
+            elif one["in"] == "query":
+                query[one["name"]] = text
             elif draw.random() < 0.1:
                 headers[one["name"]] = quote(text, errors="replace")
+        path += f"?{urlencode(query, errors='replace')}" if query else ""
         if operation.body is None:
             yield Case(operation=operation, path=path, headers=headers)
             continue
@@ -166,7 +177,7 @@ def _body(
         typed = [name for name, one in schema["properties"].items() if one.keys() & _TYPED]
         drawn = draw.sample(typed, draw.randint(0, min(_OTHERS_MAX, len(typed))))
         body = {**operation.said, **drawing.members(schema, drawn)}
-    if draw.random() < 0.9:
+    if draw.random() < 0.9 and "model" in schema["properties"]:
         body["model"] = draw.choice(operation.names)
     wrong = draw.random()
     if wrong < 0.3:

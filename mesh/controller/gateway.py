@@ -32,7 +32,7 @@ from mesh.controller.tenants import Taken, TenantMeter
 from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.access import ANYONE, Caller, TenantLimits
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
-from mesh.domain.deployment import Deployment
+from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.errors import (
     AlreadyExists,
     Cancelled,
@@ -50,6 +50,7 @@ from mesh.domain.messages import NodeStarting
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, Resumed, SamplingParams
 from mesh.domain.revision import public_name
+from mesh.domain.slo import BEST_EFFORT, Slo
 from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.memory.block_keys import digests_of
@@ -225,7 +226,7 @@ class Gateway:
         check_invocation(asked)
         spec = self.deployment(asked.deployment).spec
         check_task(asked, spec.task)
-        slo_of(asked, spec)
+        _slo_of(asked, spec)
 
     def snapshot(self) -> CellSnapshot:
         """The cell as the caller may see it."""
@@ -450,7 +451,12 @@ class Gateway:
         try:
             of = None if first is None else first.taken
             with self._tenants.call(
-                caller().tenant, answers=answers, first=of, takes_over=takes_over, counted=counted
+                caller().tenant,
+                answers=answers,
+                first=of,
+                takes_over=takes_over,
+                counted=counted,
+                best_effort=caller().best_effort,
             ) as taken:
                 yield taken
         finally:
@@ -490,7 +496,7 @@ class Gateway:
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
-        slo = slo_of(asked, deployment.spec)
+        slo = _slo_of(asked, deployment.spec)
         self._requests += 1
         keyed = _is_keyed(asked, answers, first)
         request_id = RequestId(f"r{self._epoch}-{self._requests}")
@@ -736,6 +742,13 @@ class Gateway:
         )
         if len(self._ended_keys) > ENDED_KEYS_MAX:
             del self._ended_keys[next(iter(self._ended_keys))]
+
+
+def _slo_of(asked: Invocation, spec: DeploymentSpec) -> Slo:
+    """The SLO of a call for its caller. Raises InvalidInput."""
+    if caller().best_effort:
+        return next((one for one in spec.classes if one.best_effort), BEST_EFFORT)
+    return slo_of(asked, spec)
 
 
 def _digest_of(key: str) -> bytes:

@@ -77,6 +77,7 @@ from mesh.wire.serving import Guard
 
 if TYPE_CHECKING:
     from mesh.controller.tracing import Traces
+    from mesh.http.batches import Batches
     from mesh.http.feed import Feed
     from mesh.http.server import HttpServer
 
@@ -480,6 +481,7 @@ class Controller:
             state_path=database.place,
         )
         self._feed: Feed | None = None
+        self._batches: Batches | None = None
         self._health = health_
         health_.is_outdone = self._links.is_outdone
         performer = ControllerPerformer(
@@ -536,8 +538,13 @@ class Controller:
 
     def _start_http(self, http: "HttpServer", config: ControllerConfig) -> None:
         from mesh.http.app import application, shared
+        from mesh.http.batches import Batches
         from mesh.http.feed import Feed
+        from mesh.http.kept_files import KeptFiles
 
+        files = KeptFiles(config.home / "controller")
+        self._opened.callback(files.close)
+        self._batches = Batches(files, self._gate.check_acted_for)
         sampling = asyncio.create_task(self._viewed.sampling())
         self._opened.callback(sampling.cancel)
         self._feed = Feed(self._viewed, run=str(self._start.epoch), unix_s=time.time)
@@ -551,6 +558,7 @@ class Controller:
             operator=self._operating,
             reads=self._reading,
             keys=self._keys,
+            batches=self._batches,
             page=config.page,
             gate=self._gate,
             hosts_allowed=frozenset(config.http_hosts_allowed),
@@ -564,6 +572,7 @@ class Controller:
         """
         if self.failure is not None or not grace_s:
             return
+        self._stop_batches()
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()
         ending = self._ending
@@ -581,6 +590,7 @@ class Controller:
 
     async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Stops the server, within DRAIN_S_MAX and the time to build a small tokenizer."""
+        self._stop_batches()
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()
         self._post(ShutdownRequested())
@@ -594,6 +604,11 @@ class Controller:
         self._stopped = True
         await self._writes.close()
         await self._tokenizers.close()
+
+    def _stop_batches(self) -> None:
+        """What they have under way is asked again by the next controller."""
+        if self._batches is not None:
+            self._batches.stop()
 
     def _post(self, event: ControllerEvent) -> None:
         """Into the core. A core that fails is in no known state: the controller ends, its nodes

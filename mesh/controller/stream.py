@@ -22,7 +22,7 @@ from mesh.domain.invocation import (
 )
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import Request, RequestTokens, Resumed
-from mesh.domain.slo import Slo
+from mesh.domain.slo import BEST_EFFORT, Slo
 from mesh.domain.views import RequestPhase, RequestSnapshot
 from mesh.wire.mailbox import Mailbox
 
@@ -244,7 +244,7 @@ class ClientStream:
             tpot_limit_s=self._slo.tpot_s,
             grace_s=told.grace_s,
             cached_prompt_tokens=told.cached_tokens,
-            slo_class=self._slo.name,
+            slo_class="" if self._slo is BEST_EFFORT else self._slo.name,
         )
 
     def _finished(self, reason: FinishReason, last: DeliverTokens) -> Finished:

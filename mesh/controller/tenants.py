@@ -16,6 +16,8 @@ from mesh.domain.reasons import RefusalReason
 from mesh.runtime.clock import Clock
 
 MINUTE_S = 60.0
+SPARED_SHARE = 0.5
+"""The share of each limit that best effort leaves to the tenant's other calls."""
 RUNNING_RETRY_S = 1.0
 """Who has too many calls under way is told to try again after this time: nobody knows when one
 ends.
@@ -63,11 +65,12 @@ class TenantMeter:
         first: Taken | None = None,
         takes_over: bool = False,
         counted: bool = False,
+        best_effort: bool = False,
     ) -> Iterator[Taken]:
         """A call of a tenant while it is open. Each of its `answers` counts as running, from now
         until it has ended; the later ones are given the `first`. One that `takes_over` has the
         place of a call that runs; one that is `counted` was a request of an earlier controller.
-        Raises Refused.
+        `best_effort`: of each limit it takes SPARED_SHARE less. Raises Refused.
         """
         taken = Taken(answers_to_come=answers - 1)
         if tenant == NOBODY:
@@ -77,9 +80,8 @@ class TenantMeter:
             limits = self._limits(tenant)
             if takes_over:
                 limits = replace(limits, running=None)
-            self._admit(
-                tenant, replace(limits, requests_per_s=None) if counted else limits, answers
-            )
+            limits = replace(limits, requests_per_s=None) if counted else limits
+            self._admit(tenant, limits, answers, SPARED_SHARE if best_effort else 0.0)
         if first is not None and first.answers_to_come:
             first.answers_to_come -= 1
         else:
@@ -92,28 +94,32 @@ class TenantMeter:
             if tenant in self._tokens:
                 self._tokens[tenant].level -= taken.tokens
 
-    def _admit(self, tenant: TenantName, limits: TenantLimits, answers: int) -> None:
+    def _admit(self, tenant: TenantName, limits: TenantLimits, answers: int, spared: float) -> None:
         now_s, running = self._clock.now_s(), self._running.get(tenant, 0)
-        if limits.running is not None and running + answers > limits.running:
-            said = f"has {running} calls under way"
-            if answers > 1:
-                said += f", and asks for {answers} answers at once"
-            again_s = RUNNING_RETRY_S if answers <= limits.running else 0.0
-            raise _over(tenant, said, limits.running, again_s)
+        if limits.running is not None:
+            running_max = limits.running - int(limits.running * spared)
+            if running + answers > running_max:
+                said = f"has {running} calls under way"
+                if answers > 1:
+                    said += f", and asks for {answers} answers at once"
+                again_s = RUNNING_RETRY_S if answers <= running_max else 0.0
+                raise _over(tenant, said, running_max, again_s)
         if limits.tokens_per_min is not None:
             rate, most = limits.tokens_per_min / MINUTE_S, limits.tokens_per_min
             bucket = self._tokens.setdefault(tenant, _Bucket(most, now_s))
             level = bucket.filled(rate, most, now_s)
-            if level <= 0:
-                again_s = (1.0 - level) / rate if rate else MINUTE_S
+            least = most * spared
+            if level <= least:
+                again_s = (least + 1.0 - level) / rate if rate else MINUTE_S
                 said = f"has used {most - level:.0f} tokens in a minute"
                 raise _over(tenant, said, limits.tokens_per_min, again_s)
         if limits.requests_per_s is not None:
             rate, most = limits.requests_per_s, max(limits.requests_per_s, 1.0)
             bucket = self._requests.setdefault(tenant, _Bucket(most, now_s))
             level = bucket.filled(rate, most, now_s)
-            if level < 1.0:
-                again_s = (1.0 - level) / rate if rate else MINUTE_S
+            least = min(1.0 + most * spared, most)
+            if level < least:
+                again_s = (least - level) / rate if rate else MINUTE_S
                 raise _over(tenant, "calls more often in a second than it may", rate, again_s)
             bucket.level -= answers
 

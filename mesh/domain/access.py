@@ -32,6 +32,8 @@ class Caller:
     key_id: str = ""
     vouched: bool = False
     """A front asks for it, and vouches that a cell has accepted the call before."""
+    best_effort: bool = False
+    """A batch file asks: whatever SLO its calls name, they have what all others leave."""
 
     def may_see(self, spec: DeploymentSpec) -> bool:
         return self.role is Role.ADMIN or (self.role is Role.TENANT and spec.tenant == self.tenant)

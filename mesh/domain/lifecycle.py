@@ -75,6 +75,21 @@ class NodeState(StrEnum):
     LOST = "lost"
 
 
+class BatchState(StrEnum):
+    """A file of calls, by the words of OpenAI's protocol. Its calls are made while it is
+    IN_PROGRESS, and those that are left when it is CANCELLING or its time is over never are.
+    """
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
 Table = Mapping[StrEnum, tuple[StrEnum, ...]]
 
 DEPLOYMENT: Table = {
@@ -131,12 +146,24 @@ NODE: Table = {
     NodeState.DRAINING: (NodeState.READY, NodeState.LOST),
     NodeState.LOST: (),
 }
+_CUT_SHORT = (BatchState.CANCELLING, BatchState.EXPIRED, BatchState.FAILED)
+BATCH: Table = {
+    BatchState.VALIDATING: (BatchState.IN_PROGRESS, *_CUT_SHORT),
+    BatchState.IN_PROGRESS: (BatchState.FINALIZING, *_CUT_SHORT),
+    BatchState.FINALIZING: (BatchState.COMPLETED, BatchState.FAILED),
+    BatchState.CANCELLING: (BatchState.CANCELLED, BatchState.FAILED),
+    BatchState.COMPLETED: (),
+    BatchState.CANCELLED: (),
+    BatchState.EXPIRED: (),
+    BatchState.FAILED: (),
+}
 TABLES: Mapping[str, Table] = {
     "deployment": DEPLOYMENT,
     "instance": INSTANCE,
     "request": REQUEST,
     "migration": MIGRATION,
     "node": NODE,
+    "batch": BATCH,
 }
 
 

@@ -60,6 +60,12 @@ def best_effort(name: str, within_s: float, price: float = 1.0) -> Slo:
     )
 
 
+BEST_EFFORT = best_effort("best_effort", SLO_S_MAX)
+"""That of batch files, at a deployment without such a class: no class can have its name, which is
+no DNS label.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """How a policy plans tokens: a little quicker than the SLO asks."""

@@ -20,10 +20,12 @@ from mesh.domain.lifecycle import NodeState
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 from mesh.http.access import Keys
 from mesh.http.answers import ChatWriter, CompletionWriter
+from mesh.http.batches import Batches, batch_routes
 from mesh.http.bodies import ChatBody, CompletionBody, read
 from mesh.http.embeddings import Embeddings, OllamaEmbed, Rerank
 from mesh.http.exchange import Bodies
 from mesh.http.feed import Feed
+from mesh.http.files import file_routes
 from mesh.http.generation import Generation, NewWriter, Read
 from mesh.http.kept_responses import KeptResponses
 from mesh.http.keyring import KeyStore, keyring
@@ -74,6 +76,7 @@ def application(
     operator: Operator,
     reads: Reads,
     keys: KeyStore | None = None,
+    batches: Batches | None = None,
     page: bool = True,
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
@@ -81,8 +84,9 @@ def application(
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
     them in Prometheus' text format; `feed` is what viewers follow, `operator` does what they ask,
-    `reads` is what they ask for beside it, `keys` the cell's, if it wants any; `page` is whether
-    browsers get one; `hosts_allowed`, in lower case, and `origins`: see `access`.
+    `reads` is what they ask for beside it, `keys` the cell's, if it wants any; `batches`,
+    which a front has not, go on from now on; `page` is whether browsers get one; `hosts_allowed`,
+    in lower case, and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
@@ -126,9 +130,11 @@ def application(
     def check_viewer(request: Request) -> None:
         gate.check(sessions.authorization(request), ROUTES[EVENTS] or ())
 
+    calls: dict[str, ASGIApp] = {"/v1/embeddings": Embeddings(gateway, bodies)}
+
     def generates(path: str, read: Read, *, tells_stops: bool = False) -> Route:
-        generation = Generation(gateway, read, bodies, tells_stops=tells_stops)
-        return Route(path, generation, methods=["POST"])
+        calls[path] = Generation(gateway, read, bodies, tells_stops=tells_stops)
+        return Route(path, calls[path], methods=["POST"])
 
     routes = [
         Route("/", pages.root),
@@ -144,7 +150,9 @@ def application(
         Route("/v1/responses/input_tokens", counted, methods=["POST"]),
         Route("/v1/responses/{id}", responses.one, methods=["GET", "DELETE"]),
         Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
-        Route("/v1/embeddings", Embeddings(gateway, bodies), methods=["POST"]),
+        Route("/v1/embeddings", calls["/v1/embeddings"], methods=["POST"]),
+        *file_routes(None if batches is None else batches.store),
+        *batch_routes(batches, bodies),
         *[Route(f"{path}/rerank", ranks, methods=["POST"]) for path in ("", "/v1", "/v2")],
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
@@ -176,6 +184,8 @@ def application(
         Route("/metrics", scrape),
         Route("/openapi.json", openapi),
     ]
+    if batches is not None:
+        batches.serve(calls, gateway.deployment)
     return assembled(routes, gate, sessions, hosts_allowed, origins)
 
 

@@ -9,7 +9,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar
 
@@ -55,6 +55,8 @@ ABORT = "mesh.abort"
 """Extension of our server: ends the connection, and forgets what its client has not read."""
 WATCH = "mesh.watch"
 """Extension of our server: calls what it is given as soon as the client has left."""
+PLACED = "mesh.placed"
+"""Extension of batches: it is called as soon as a call has a place."""
 _STREAM: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -181,6 +183,8 @@ class Exchange:
         """
         self._grace_s = max(self._grace_s, accepted.grace_s)
         self.slo_class = self.slo_class or accepted.slo_class
+        if PLACED in self._scope["extensions"]:
+            self._scope["extensions"][PLACED]()
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
@@ -236,25 +240,57 @@ class Exchange:
             raise self._too_long(f"{declared_bytes} bytes")
         came_bytes = 0
         while self._unread and came_bytes <= UNREAD_BYTES_MAX:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self._left = True
-                raise InvalidInput("the client has left")
-            came_bytes += len(message["body"])
-            self._unread = message["more_body"]
+            part = await self._part()
+            came_bytes += len(part)
             if came_bytes <= BODY_BYTES_MAX:
-                in_hand.add(message["body"])
+                in_hand.add(part)
             else:
                 in_hand.drop()
         if came_bytes > BODY_BYTES_MAX:
             raise self._too_long(f"{'at least ' if self._unread else ''}{came_bytes} bytes")
         return in_hand.whole()
 
-    def _too_long(self, size: str) -> InvalidInput:
+    async def _part(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._left = True
+            raise InvalidInput("the client has left")
+        self._unread = message["more_body"]
+        part: bytes = message["body"]
+        return part
+
+    def parts(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
+        """A body of `multipart/form-data` as it comes. Raises InvalidInput where it is none, or too
+        long, which may turn out later.
+        """
+        kind = self.header(b"content-type") or b""
+        if kind.split(b";")[0].strip().lower() != b"multipart/form-data":
+            self._status = 415, "unsupported_media_type"
+            raise InvalidInput(
+                "the body's content type is no multipart/form-data",
+                hint="send a form with purpose and file, as `curl -F` does",
+            )
+        came_bytes = int(self.header(b"content-length") or 0)
+        if came_bytes > bytes_max:
+            raise self._too_long(f"{came_bytes} bytes", bytes_max, "send several files")
+        return self._parts(bytes_max)
+
+    async def _parts(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
+        came_bytes = 0
+        while self._unread:
+            part = await self._part()
+            came_bytes += len(part)
+            if came_bytes > bytes_max:
+                raise self._too_long(
+                    f"more than {bytes_max} bytes", bytes_max, "send several files"
+                )
+            yield part
+
+    def _too_long(
+        self, size: str, bytes_max: int = BODY_BYTES_MAX, hint: str = "shorten the prompt"
+    ) -> InvalidInput:
         self._status = 413, "request_too_large"
-        return InvalidInput(
-            f"the body has {size}; {BODY_BYTES_MAX} is the limit", hint="shorten the prompt"
-        )
+        return InvalidInput(f"the body has {size}; {bytes_max} is the limit", hint=hint)
 
     @contextmanager
     def watched(self, leave: Callable[[RequestId], None]) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """`/openapi.json`: what is served, from the schemas that bodies are read by and answers held to."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -8,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from mesh import __version__
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
+from mesh.http.batches import BatchBody
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.embeddings import (
     EmbeddingList,
@@ -18,6 +20,8 @@ from mesh.http.embeddings import (
     RerankBody,
 )
 from mesh.http.exchange import GRACE_HEADER
+from mesh.http.files import LISTED_MAX, DeletedFile
+from mesh.http.kept_files import KeptBatch, KeptFile, Page
 from mesh.http.message_answers import MessageAnswer, MessageErrorBody, MessageEvent
 from mesh.http.messages import Conversation, MessagesBody
 from mesh.http.models import ModelCard, ModelList
@@ -38,10 +42,10 @@ _REFUSED = {
     "400": "The request is wrong, or its prompt is too long.",
     "401": "A key is needed, and this one is none that is known, or not any more.",
     "403": "The key's role may not do this.",
-    "404": "There is no such model, or no such response.",
+    "404": "There is no such model, response, file or batch.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
-    "415": "The body is no application/json, or it is compressed.",
+    "415": "The body is of another type than it must be, or it is compressed.",
     "429": "It is refused; Retry-After and retry-after-ms say when to come again.",
     "499": "An operator has ended it.",
     "500": "A load or an engine failed, or mesh did.",
@@ -59,7 +63,7 @@ def document() -> dict[str, Any]:
         *(ChatBody, CompletionBody, MessagesBody, Conversation),
         *(TokenizeBody, DetokenizeBody, ResponsesBody, InputBody),
         *(OllamaChatBody, GenerateBody, ShowBody, OllamaEmbedBody),
-        *(EmbeddingsBody, RerankBody),
+        *(EmbeddingsBody, RerankBody, BatchBody),
     )
     answers = (
         *(ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList),
@@ -67,6 +71,7 @@ def document() -> dict[str, Any]:
         *(OllamaAnswer, OllamaError, Shown, OllamaEmbeddings),
         *(EmbeddingList, Ranking),
         *(ResponseAnswer, ResponseEvent, InputTokens, DeletedResponse),
+        *(KeptFile, Page[KeptFile], DeletedFile, KeptBatch, Page[KeptBatch]),
     )
     asked = [(model, "validation") for model in bodies]
     answered = [(model, "serialization") for model in answers]
@@ -98,6 +103,24 @@ def document() -> dict[str, Any]:
                     **_read("Says that it has ended.", ResponseAnswer, *_KEPT),
                     "parameters": [id_],
                 }
+            },
+            "/v1/files": {"post": _uploaded(), "get": _listed("The files.", Page[KeptFile])},
+            "/v1/files/{id}": {
+                "get": {**_read("A file.", KeptFile, *_KEPT), "parameters": [id_]},
+                "delete": {**_read("Forgets it.", DeletedFile, *_KEPT), "parameters": [id_]},
+            },
+            "/v1/files/{id}/content": {
+                "get": {**_plain("Its lines.", *_KEPT), "parameters": [id_]}
+            },
+            "/v1/batches": {
+                "post": _posted(BatchBody, KeptBatch),
+                "get": _listed("The batches, the last one first.", Page[KeptBatch]),
+            },
+            "/v1/batches/{id}": {
+                "get": {**_read("A batch.", KeptBatch, *_KEPT), "parameters": [id_]}
+            },
+            "/v1/batches/{id}/cancel": {
+                "post": {**_read("Makes no more calls.", KeptBatch, *_KEPT), "parameters": [id_]}
             },
             "/v1/embeddings": {"post": _posted(EmbeddingsBody, EmbeddingList)},
             **{f"{at}/rerank": {"post": _posted(RerankBody, Ranking)} for at in ("", "/v1", "/v2")},
@@ -200,6 +223,30 @@ def _posted(asked: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
     return {**_read(summary, answer, *_REFUSED), "requestBody": body}
 
 
+def _uploaded() -> dict[str, Any]:
+    form = {
+        "type": "object",
+        "required": ["purpose", "file"],
+        "properties": {
+            "purpose": {"const": "batch"},
+            "file": {"type": "string", "contentMediaType": "application/jsonl"},
+        },
+    }
+    body = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
+    told = _read("Keeps a file of calls for 30 days.", KeptFile, *_REFUSED)
+    return {**told, "requestBody": body}
+
+
+def _listed(summary: str, page: type[BaseModel]) -> dict[str, Any]:
+    names: dict[str, dict[str, Any]] = {
+        "after": {"type": "string"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": LISTED_MAX},
+        "order": {"enum": ["asc", "desc"]},
+    }
+    asked = [{"name": name, "in": "query", "schema": schema} for name, schema in names.items()]
+    return {**_read(summary, page, *_KEPT), "parameters": asked}
+
+
 def _read(summary: str, answer: type[BaseModel], *errors: str) -> dict[str, Any]:
     told = {"description": summary, "content": _json(answer)}
     return {"summary": summary, "responses": {"200": told, **_errors(*errors)}}
@@ -227,4 +274,4 @@ def _json(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _ref(model: type[BaseModel]) -> dict[str, str]:
-    return {"$ref": _WHERE + model.__name__}
+    return {"$ref": _WHERE + re.sub(r"[^A-Za-z0-9.-]", "_", model.__name__)}

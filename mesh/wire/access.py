@@ -74,6 +74,12 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/v1/responses/input_tokens": _USERS,
     "/v1/responses/{id}": _USERS,
     "/v1/responses/{id}/cancel": _USERS,
+    "/v1/files": _USERS,
+    "/v1/files/{id}": _USERS,
+    "/v1/files/{id}/content": _USERS,
+    "/v1/batches": _USERS,
+    "/v1/batches/{id}": _USERS,
+    "/v1/batches/{id}/cancel": _USERS,
     "/v1/embeddings": _USERS,
     "/rerank": _USERS,
     "/v1/rerank": _USERS,
@@ -122,6 +128,11 @@ _CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
 def caller() -> Caller:
     """The caller for whom this code runs."""
     return _CALLER.get()
+
+
+def act_as(whom: Caller) -> None:
+    """Have this code run for whoever asked for it at another time."""
+    _CALLER.set(whom)
 
 
 def said_for(whom: Caller, *, vouched: bool = False) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """OpenAI's own client for Python: whole and streamed, sync and async, its errors and retries."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from mesh.domain.ids import NodeId
 from mesh.domain.messages import AbortRequest, SubmitRequest
 from mesh.domain.model import Task
-from tests.clients.conftest import CALLS_MAX, Served
+from tests.clients.conftest import CALLS_MAX, CLIENT_S_MAX, Served
 from tests.controller.live import EMBEDS, SPEC, VECTOR
 
 openai = pytest.importorskip("openai", reason="make test-clients has it")
@@ -154,3 +155,62 @@ async def test_closing_a_stream_frees_the_place(served: Served, async_client: An
     await stream.close()
     await served.node.told(AbortRequest)
     await served.cell.idle()
+
+
+async def test_batches(served: Served, async_client: Any) -> None:
+    files, batches = async_client.files, async_client.batches
+
+    def lines(count: int) -> bytes:
+        body = {"model": "chat", "messages": HELLO, "max_tokens": 2}
+        asked = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+        return "\n".join(json.dumps({"custom_id": f"c{n}", **asked}) for n in range(count)).encode()
+
+    async def begun(content: bytes) -> Any:
+        file = await files.create(file=("calls.jsonl", content), purpose="batch")
+        assert (file.filename, file.bytes) == ("calls.jsonl", len(content))
+        assert (await files.content(file.id)).content == content
+        endpoint, named = "/v1/chat/completions", {"who": "me"}
+        batch = await batches.create(
+            input_file_id=file.id,
+            endpoint=endpoint,
+            completion_window="24h",
+            metadata=named,
+        )
+        assert (batch.endpoint, batch.metadata, batch.output_file_id) == (endpoint, named, None)
+        return batch
+
+    async def ended(batch: Any) -> Any:
+        async with asyncio.timeout(CLIENT_S_MAX):
+            while batch.status not in ("completed", "failed", "cancelled"):
+                await asyncio.sleep(0.05)
+                batch = await batches.retrieve(batch.id)
+        return batch
+
+    whole = await ended(await begun(lines(10)))
+    assert (whole.status, whole.request_counts.completed, whole.error_file_id) == (
+        *("completed", 10),
+        None,
+    )
+    told = (await files.content(whole.output_file_id)).text.splitlines()
+    answers = [
+        openai.types.chat.ChatCompletion(**json.loads(one)["response"]["body"]) for one in told
+    ]
+    assert [one.choices[0].message.content for one in answers] == ["aa"] * 10
+
+    wrong = await ended(await begun(lines(1) + b'\n{"custom_id": "torn'))
+    assert [(one.code, one.line) for one in wrong.errors.data] == [("invalid_json_line", 2)]
+
+    served.node.held = True
+    held = await begun(lines(2))
+    await served.node.told(SubmitRequest)
+    assert (await batches.cancel(held.id)).status == "cancelling"
+    assert (await ended(held)).status == "cancelled"
+    found = [one.id async for one in batches.list(limit=1)]
+    assert found == [held.id, wrong.id, whole.id], "page by page"
+    with pytest.raises(openai.BadRequestError, match="nothing to cancel"):
+        await batches.cancel(held.id)
+
+    assert len([one async for one in files.list(purpose="batch_output")]) == 2
+    assert (await files.delete(whole.output_file_id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await files.retrieve(whole.output_file_id)

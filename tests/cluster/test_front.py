@@ -161,6 +161,9 @@ async def test_a_deployment_goes_to_its_home_cells_and_is_served_by_every_protoc
     assert [(one["id"], one["state"]) for one in models] == [("chat", "ready")]
     for path in ("/healthz", "/readyz", "/api/tags", "/", "/api/v1/usage"):
         assert (await three.http.get(path)).status_code == 200, path
+    for path in ("/v1/files", "/v1/batches", "/v1/batches/x"):
+        told = await three.http.get(path)
+        assert (told.status_code, "ask the controller of a cell" in told.text) == (404, True)
     metrics = (await three.http.get("/metrics")).text
     assert "vllm:request_success_total{" in metrics
     cell = (await three.http.get("/api/v1/cell")).json()

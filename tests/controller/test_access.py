@@ -445,7 +445,8 @@ async def test_neither_keys_nor_prompts_are_logged_or_kept(
                 await live.ask(lambda: list(a.invoke(replace(asked, top_p=7.0))))
             seen = await live.ask(lambda: list(admin.watch(999)))
             told = "".join(event.line.text for event in seen)
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "controller").iterdir())
+    found = (tmp_path / "controller").rglob("*")
+    kept = b"".join(path.read_bytes() for path in found if path.is_file())
     for secret in (prompt, keys.a, keys.admin, keys.node):
         assert secret not in caplog.text
         assert secret not in told

@@ -32,12 +32,19 @@ def metered(limits: TenantLimits) -> tuple[TenantMeter, HeapClock]:
     return TenantMeter(lambda tenant: limits if tenant == A else TenantLimits(), clock), clock
 
 
-def calls(meter: TenantMeter, count: int, tenant: TenantName = A, tokens: int = 0) -> int:
+def calls(
+    meter: TenantMeter,
+    count: int,
+    tenant: TenantName = A,
+    tokens: int = 0,
+    *,
+    best_effort: bool = False,
+) -> int:
     """How many of so many were admitted, one after the other."""
     admitted = 0
     for _ in range(count):
         try:
-            with meter.call(tenant) as taken:
+            with meter.call(tenant, best_effort=best_effort) as taken:
                 taken.tokens = tokens
                 admitted += 1
         except Refused:
@@ -98,6 +105,25 @@ def test_each_answer_to_a_prompt_counts_until_it_has_ended() -> None:
     assert first.answers_to_come == 0, "the third never began"
     with meter.call(A, answers=4):
         assert calls(meter, 1) == 0
+
+
+def test_best_effort_leaves_half_of_each_limit_to_other_calls() -> None:
+    def spared(meter: TenantMeter, count: int, tokens: int = 0) -> int:
+        return sum(calls(meter, 1, tokens=tokens, best_effort=True) for _ in range(count))
+
+    meter, clock = metered(TenantLimits(requests_per_s=8.0))
+    assert (spared(meter, 50), calls(meter, 50)) == (4, 4)
+    clock.advance(0.25)
+    assert (spared(meter, 50), calls(meter, 50)) == (0, 2)
+    meter, clock = metered(TenantLimits(tokens_per_min=600.0))
+    assert (spared(meter, 50, tokens=100), calls(meter, 50, tokens=100)) == (3, 3)
+    with pytest.raises(Refused) as raised, meter.call(A, best_effort=True):
+        pass
+    clock.advance(raised.value.retry_after_s)
+    assert spared(meter, 1) == 1
+    meter, _ = metered(TenantLimits(running=3))
+    with meter.call(A, best_effort=True), meter.call(A, best_effort=True):
+        assert (spared(meter, 1), calls(meter, 1)) == (0, 1)
 
 
 def test_a_window_counts_what_ended_within_it_by_deployment_and_together() -> None:

@@ -244,7 +244,8 @@ class DeploymentEntry:
 
     def queued_of(self, slo_class: str) -> int:
         """Requests of a class that wait."""
-        if not self.spec.classes:
+        # Without classes there are those of batch files, behind all others.
+        if not self.spec.classes and not (self.queue and self.queue[-1].slo.best_effort):
             return len(self.queue)
         return sum([request.slo.name == slo_class for request in self.queue])
 

@@ -16,7 +16,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.messages import AbortRequest, LoadInstance, SubmitRequest
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.slo import Slo, best_effort
+from mesh.domain.slo import BEST_EFFORT, Slo, best_effort
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, request
 from tests.core.two_nodes import TwoNodes
@@ -71,6 +71,21 @@ def test_each_class_has_a_bound_of_its_own_for_those_who_wait() -> None:
     assert refused(QUICK, "q2") == [RefusalReason.QUEUE_FULL]
 
 
+def test_lines_of_batch_files_take_no_place_of_those_who_wait() -> None:
+    """A deployment without classes has a bound of its own for them."""
+    cell = CellUnderTest(deployment(slo=PATIENT), limits=CellLimits(queue_requests_max=1))
+    cell.join(hello())
+
+    def refused(slo: Slo | None, name: str) -> list[RefusalReason]:
+        said = cell.tell(InvokeRequested(request=request(name), slo=slo))
+        return [refusal.reason for refusal in of_kind(said, RefuseRequest)]
+
+    assert refused(BEST_EFFORT, "b1") == []
+    assert refused(BEST_EFFORT, "b2") == [RefusalReason.QUEUE_FULL]
+    assert refused(None, "p1") == []
+    assert refused(None, "p2") == [RefusalReason.QUEUE_FULL]
+
+
 def test_lengths_and_ends_are_counted_by_class() -> None:
     cell = Cell()
     cell.ask_in(PATIENT, "r1")
@@ -96,11 +111,12 @@ def test_best_effort_takes_no_time_from_a_class_and_waits_behind_all_of_them() -
     assert submitted(cell.ask_in(QUICK, "q2")) == [], "the class itself has no time for two"
 
 
-def test_best_effort_gives_its_place_up_to_a_class_and_goes_on_later() -> None:
+@pytest.mark.parametrize("slo", [BATCH, BEST_EFFORT])
+def test_best_effort_gives_its_place_up_to_a_class_and_goes_on_later(slo: Slo) -> None:
     """An instance takes 32 requests at a time."""
     cell = Cell()
     for number in range(32):
-        cell.ask_in(BATCH, f"b{number}")
+        cell.ask_in(slo, f"b{number}")
     cell.tokens(cell.link, "b31", [7, 8])
     said = cell.ask_in(PATIENT, "p1")
     assert [abort.request_id for abort in commands(said, AbortRequest)] == ["b31"]

@@ -1,0 +1,409 @@
+"""Files and batches over HTTP: calls of a file are answered, what is wrong is told by its line."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from mesh.controller.keys import KeyBook
+from mesh.domain.access import NOBODY, Role, TenantName
+from mesh.domain.errors import StorageError
+from mesh.domain.messages import AbortRequest, SubmitRequest
+from mesh.http import batch_lines, files, kept_files
+from mesh.http.batch_lines import Answer, Answers, checked, lines_of
+from mesh.wire.client import MeshClient
+from mesh.wire.credentials import Credentials, show
+from tests.controller.live import CLASSES, PATIENT, SPEC, WAIT_S_MAX, FakeNode
+from tests.http.edge import HELLO, Edge, edge
+
+CHAT = "/v1/chat/completions"
+
+
+def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    asked = {"model": "chat", "messages": HELLO, "max_tokens": 2, **body}
+    if url == "/v1/completions":
+        asked = {"model": "chat", "prompt": "x", "max_tokens": 2, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": asked}
+
+
+def written(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+async def sent(http: Edge, content: bytes, *, key: str = "", **form: str) -> requests.Response:
+    given = {"purpose": "batch", **form}
+    named = {"file": ("calls.jsonl", content)}
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return await asyncio.to_thread(
+        lambda: requests.post(
+            f"{http.url}/v1/files", data=given, files=named, headers=headers, timeout=WAIT_S_MAX
+        )
+    )
+
+
+async def begun(http: Edge, content: bytes, endpoint: str = CHAT, **how: Any) -> dict[str, Any]:
+    file = await sent(http, content)
+    assert file.status_code == 200, file.text
+    asked = {"input_file_id": file.json()["id"], "endpoint": endpoint, "completion_window": "24h"}
+    told = await http.post("/v1/batches", {**asked, **how})
+    assert told.status_code == 200, told.text
+    found: dict[str, Any] = told.json()
+    return found
+
+
+async def until(http: Edge, id_: str, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async with asyncio.timeout(WAIT_S_MAX):
+        while True:
+            batch: dict[str, Any] = (await http.get(f"/v1/batches/{id_}")).json()
+            if what(batch):
+                return batch
+            await asyncio.sleep(0.02)
+
+
+async def ended(http: Edge, id_: str) -> dict[str, Any]:
+    final = {"completed", "failed", "expired", "cancelled"}
+    return await until(http, id_, lambda batch: batch["status"] in final)
+
+
+async def lines(http: Edge, file_id: str | None) -> dict[str, Any]:
+    """By `custom_id`, each of which is there once."""
+    if file_id is None:
+        return {}
+    told = await http.get(f"/v1/files/{file_id}/content")
+    found = [json.loads(one) for one in told.content.splitlines()]
+    assert len({one["custom_id"] for one in found}) == len(found)
+    return {one["custom_id"]: one for one in found}
+
+
+async def test_each_line_is_answered_as_a_call_would_be(http: Edge) -> None:
+    await http.cell.deployed()
+    calls = [line(f"c{n}", max_tokens=n + 1) for n in range(40)]
+    calls.append(line("long", messages=[{"role": "user", "content": "x" * 600}]))
+    batch = await begun(http, written(calls), metadata={"a": "b"})
+    assert batch["status"] in ("validating", "in_progress")
+    batch = await ended(http, batch["id"])
+    assert (batch["status"], batch["metadata"]) == ("completed", {"a": "b"})
+    assert batch["request_counts"] == {"total": 41, "completed": 40, "failed": 1}
+    assert batch["created_at"] <= batch["in_progress_at"] <= batch["completed_at"]
+    answers = await lines(http, batch["output_file_id"])
+    for n in range(40):
+        one = answers[f"c{n}"]
+        assert one["error"] is None
+        assert one["response"]["status_code"] == 200
+        body = one["response"]["body"]
+        assert body["choices"][0]["message"]["content"] == "a" * (n + 1)
+        assert one["response"]["request_id"] == body["id"].removeprefix("chatcmpl-")
+    (wrong,) = (await lines(http, batch["error_file_id"])).values()
+    assert wrong["custom_id"] == "long"
+    assert wrong["response"]["status_code"] == 400
+    assert wrong["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    listed = (await http.get("/v1/files?purpose=batch_output")).json()["data"]
+    assert {one["id"] for one in listed} == {batch["output_file_id"], batch["error_file_id"]}
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/responses"])
+async def test_other_endpoints_answer_lines_too(http: Edge, endpoint: str) -> None:
+    await http.cell.deployed()
+    one = line("x", endpoint)
+    if endpoint == "/v1/responses":
+        one["body"] = {"model": "chat", "input": "hi", "max_output_tokens": 2}
+    batch = await ended(http, (await begun(http, written([one]), endpoint))["id"])
+    body = (await lines(http, batch["output_file_id"]))["x"]["response"]["body"]
+    if endpoint == "/v1/responses":
+        assert body["status"] == "incomplete"
+        kept = await http.get(f"/v1/responses/{body['id']}")
+        assert kept.status_code == 404, "it would drive out what others have kept"
+    else:
+        assert body["choices"][0]["text"] == "aa"
+
+
+@pytest.mark.parametrize(("spec", "name"), [(SPEC, "best_effort"), (CLASSES, "batch")])
+async def test_lines_are_best_effort_few_of_them_wait_and_they_are_cancelled(
+    tmp_path: Path, spec: Any, name: str
+) -> None:
+    async with edge(tmp_path, limits=replace(PATIENT, batch_max=8)) as http:
+        node = await http.cell.deployed(spec, held=True)
+        asked = [line(f"c{n}", service_tier="chat") for n in range(200)]
+        batch = await begun(http, written(asked))
+        order = (await node.told(SubmitRequest)).order
+        assert (order.slo.best_effort, order.slo.name) == (True, name)
+        await http.cell.until(lambda: http.cell.client.status().queued == 16)
+        assert (await http.cell.status()).running == 8
+        told = (await http.get(f"/v1/batches/{batch['id']}")).json()
+        assert (told["status"], told["output_file_id"]) == ("in_progress", None)
+        file_id = batch["input_file_id"]
+        kept = await http.delete(f"/v1/files/{file_id}")
+        assert (kept.status_code, batch["id"] in kept.text) == (400, True)
+        first = next(c.order for c in node.commands if isinstance(c, SubmitRequest))
+        await node.answer(first, 0, 2, last=True)
+        await until(http, batch["id"], lambda one: bool(one["request_counts"]["completed"]))
+
+        told = (await http.post(f"/v1/batches/{batch['id']}/cancel", {})).json()
+        assert (told["status"], told["output_file_id"]) == ("cancelling", None)
+        await node.told(AbortRequest)
+        batch = await ended(http, batch["id"])
+        assert batch["status"] == "cancelled"
+        assert batch["request_counts"] == {"total": 200, "completed": 1, "failed": 199}
+        left = await lines(http, batch["error_file_id"])
+        assert {one["error"]["code"] for one in left.values()} == {"batch_cancelled"}
+        assert left.keys() | (await lines(http, batch["output_file_id"])).keys() == {
+            f"c{n}" for n in range(200)
+        }
+        await http.cell.idle()
+        again = await http.post(f"/v1/batches/{batch['id']}/cancel", {})
+        assert (again.status_code, "nothing to cancel" in again.text) == (400, True)
+        assert (await http.delete(f"/v1/files/{file_id}")).json()["deleted"]
+        assert (await http.get(f"/v1/files/{file_id}/content")).status_code == 404
+
+
+@pytest.mark.parametrize("spec", [SPEC, CLASSES])
+async def test_a_call_with_limits_takes_the_place_of_a_line(tmp_path: Path, spec: Any) -> None:
+    async with edge(tmp_path, limits=replace(PATIENT, batch_max=8)) as http:
+        node = await http.cell.deployed(spec, held=True)
+        await http.cell.ask(http.cell.client.profile, spec.name)
+        await begun(http, written([line(f"c{n}") for n in range(30)]))
+        await http.cell.until(lambda: http.cell.client.status().queued == 16)
+        chat = asyncio.create_task(http.chat(max_tokens=1))
+        left = (await node.told(AbortRequest)).request_id
+
+        def orders() -> list[Any]:
+            return [c.order for c in node.commands if isinstance(c, SubmitRequest)]
+
+        await http.cell.until(lambda: not orders()[-1].slo.best_effort)
+        assert left in [order.request.request_id for order in orders()[:8]]
+        await node.answer(orders()[-1], 0, 1, last=True)
+        assert (await chat).json()["choices"][0]["message"]["content"] == "a"
+
+
+async def test_a_batch_goes_on_after_a_restart_and_ends_in_time(tmp_path: Path) -> None:
+    calls = written([line(f"c{n}") for n in range(60)])
+    async with edge(tmp_path) as http:
+        node = await http.cell.deployed(held=True)
+        batch, late = await begun(http, calls), await begun(http, calls)
+        await node.told(SubmitRequest)
+        orders = [c.order for c in node.commands if isinstance(c, SubmitRequest)]
+        for order in orders[:5]:
+            await node.answer(order, 0, 2, last=True)
+        await until(http, batch["id"], lambda one: one["request_counts"]["completed"] > 0)
+    with closing(sqlite3.connect(tmp_path / "controller" / kept_files.FILE_NAME)) as index:
+        sql = "UPDATE kept SET body = json_set(body, '$.expires_at', 1) WHERE id = ?"
+        index.execute(sql, (late["id"],))
+        index.commit()
+    for path in (tmp_path / "controller" / "files").iterdir():
+        if path.read_bytes().startswith(b'{"id":"batch_req_'):
+            path.write_bytes(path.read_bytes() + b'{"id":"batch_req_torn","custom_id":"c59"')
+    async with edge(tmp_path) as http:
+        http.cell.nodes.append(await FakeNode(http.cell.address).join())
+        batch, late = await ended(http, batch["id"]), await ended(http, late["id"])
+        assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+        assert len(await lines(http, batch["output_file_id"])) == 60
+        assert late["status"] == "expired"
+        left = await lines(http, late["error_file_id"])
+        assert {one["error"]["code"] for one in left.values()} == {"batch_expired"}
+        assert late["request_counts"]["completed"] + len(left) == 60
+
+
+WRONG = [
+    (b'{"custom_id": "x", "method"', "invalid_json_line", 3, None),
+    (b"[]", "invalid_json_line", 3, None),
+    (json.dumps(line("c0")).encode(), "duplicate_custom_id", 3, "custom_id"),
+    (json.dumps(line("x", "/v1/completions")).encode(), "mismatched_url", 3, "url"),
+    (json.dumps(line("x", model="chta")).encode(), "model_not_found", 3, "body.model"),
+    (json.dumps(line("x", stream=True)).encode(), "invalid_request", 3, "body.stream"),
+    (json.dumps(line("x", messages=[{}])).encode(), "invalid_request", 3, "body.messages[0].role"),
+    (json.dumps({**line("x"), "method": "GET"}).encode(), "invalid_request", 3, "method"),
+    (json.dumps(line("x" * 300)).encode(), "invalid_request", 3, "custom_id"),
+    (b"x" * (batch_lines.LINE_BYTES_MAX + 9), "line_too_long", 3, None),
+]
+
+
+@pytest.mark.parametrize(("wrong", "code", "number", "param"), WRONG)
+async def test_a_wrong_line_fails_its_batch_by_its_number(
+    http: Edge, wrong: bytes, code: str, number: int, param: str | None
+) -> None:
+    await http.cell.deployed()
+    batch = await ended(http, (await begun(http, written([line("c0")]) + b"\n" + wrong))["id"])
+    assert (batch["status"], batch["output_file_id"]) == ("failed", None)
+    (error,) = batch["errors"]["data"]
+    assert (error["code"], error["line"], error["param"]) == (code, number, param)
+    assert error["message"]
+    answer = await http.chat(max_tokens=1)
+    assert answer.status_code == 200, "the cell serves on"
+
+
+def test_errors_and_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "calls"
+    path.write_bytes(b"{}\n" * 300)
+    assert len(checked(lines_of(path), CHAT).errors) == batch_lines.ERRORS_MAX
+    path.write_bytes(b"\n \n")
+    assert [one.code for one in checked(lines_of(path), CHAT).errors] == ["empty_file"]
+    monkeypatch.setattr(batch_lines, "LINES_MAX", 3)
+    path.write_bytes(written([line(f"c{n}") for n in range(9)]))
+    (error,) = checked(lines_of(path), CHAT).errors
+    assert (error.code, error.line) == ("too_many_lines", 4)
+
+
+def test_answers_are_kept_up_to_what_is_torn_and_have_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = tmp_path / "answers", tmp_path / "errors"
+    answers = Answers(*paths)
+    for n in range(3):
+        answers.add(f"c{n}", Answer(status=200, body=b'{"n":1}', request_id="r1"))
+    answers.add_unanswered("c3", "batch_expired", "late")
+    answers.sync()
+    whole = paths[0].read_bytes()
+    for cut in range(1, len(whole.splitlines()[-1])):
+        paths[0].write_bytes(whole[:-cut])
+        answers = Answers(*paths)
+        assert (answers.ids, answers.completed) == ({"c0", "c1", "c3"}, 2)
+    monkeypatch.setattr(batch_lines, "ANSWERS_BYTES_MAX", len(whole) + 10)
+    answers = Answers(*paths)
+    with pytest.raises(StorageError, match="more than"):
+        answers.add("d", Answer(status=200, body=b"x" * 200))
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "status", "param"),
+    [
+        ({"purpose": "fine-tune"}, b"x", 400, "purpose"),
+        ({"expires_after[seconds]": "9"}, b"x", 400, "expires_after[seconds]"),
+        ({}, b"", 400, "file"),
+        ({}, b"x" * 5000, 413, None),
+        ({}, b"x" * 1700, 200, None),
+    ],
+)
+async def test_a_file_that_is_not_taken_says_why(
+    http: Edge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: dict[str, str],
+    content: bytes,
+    status: int,
+    param: str | None,
+) -> None:
+    monkeypatch.setattr(files, "FILE_BYTES_MAX", 1000)
+    monkeypatch.setattr(files, "FORM_BYTES_MAX", 1000)
+    told = await sent(http, content, **form)
+    error = told.json().get("error", {"param": None})
+    assert (told.status_code, error["param"]) == (status, param), told.text
+    other = await http.post("/v1/files", b"x", headers={"Content-Type": "text/plain"})
+    assert other.status_code == 415
+    torn = {"Content-Type": "multipart/form-data; boundary=b"}
+    for body in (b"", b"--b\r\nx", b"--c"):
+        assert (await http.post("/v1/files", body, headers=torn)).status_code == 400
+    kept = (await http.get("/v1/files")).json()["data"]
+    assert len(kept) == (status == 200), "nothing is left of the others"
+    assert [path.name for path in (tmp_path / "controller" / "files").iterdir()] == [
+        one["id"] for one in kept
+    ]
+
+
+async def test_the_files_of_a_tenant_have_a_bound(
+    http: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_files, "TENANT_BYTES_MAX", 2000)
+    kept = await sent(http, b"x" * 900)
+    told = await sent(http, b"x" * 1500)
+    assert (told.status_code, told.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert told.headers["x-should-retry"] == "false"
+    await http.delete(f"/v1/files/{kept.json()['id']}")
+    assert (await sent(http, b"x" * 1500)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input_file_id": "file-x"}, "input_file_id"),
+        ({"endpoint": "/v1/rerank"}, "endpoint"),
+        ({"completion_window": "1d"}, "completion_window"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+async def test_a_batch_that_is_not_begun_says_why(
+    http: Edge, body: dict[str, Any], param: str
+) -> None:
+    file = (await sent(http, b"{}")).json()
+    given = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h", **body}
+    told = await http.post("/v1/batches", given)
+    assert (told.status_code, told.json()["error"]["param"]) == (400, param), told.text
+
+
+async def test_lists_come_in_pages(http: Edge) -> None:
+    ids = [(await sent(http, b"x")).json()["id"] for _ in range(5)]
+    first = (await http.get("/v1/files?limit=2")).json()
+    assert [one["id"] for one in first["data"]] == ids[:2:-1]
+    assert (first["first_id"], first["last_id"], first["has_more"]) == (ids[4], ids[3], True)
+    rest = (await http.get(f"/v1/files?after={ids[3]}")).json()
+    assert ([one["id"] for one in rest["data"]], rest["has_more"]) == (ids[2::-1], False)
+    oldest = (await http.get(f"/v1/files?order=asc&after={ids[3]}")).json()
+    assert [one["id"] for one in oldest["data"]] == ids[4:]
+    for wrong in ("limit=0", "limit=x", "after=file-x", "order=up"):
+        assert (await http.get(f"/v1/batches?{wrong}")).status_code == 400
+    told = (await http.get("/v1/batches")).json()
+    assert (told["data"], told["first_id"], told["has_more"]) == ([], None, False)
+
+
+async def test_a_tenant_has_its_own_alone_and_a_revoked_key_ends_its_batches(
+    tmp_path: Path,
+) -> None:
+    book = KeyBook(tmp_path / "controller")
+    node_key, admin = (book.create(role, NOBODY)[0] for role in (Role.NODE, Role.ADMIN))
+    a, kept = book.create(Role.TENANT, TenantName("a"))
+    b, _ = book.create(Role.TENANT, TenantName("b"))
+    async with edge(tmp_path, keys=True) as http:
+        show(Credentials(key=node_key))
+        node = await FakeNode(http.cell.address).join()
+        show(Credentials())
+        http.cell.nodes.append(node)
+        node.held = True
+
+        async def asked(key: str, verb: str, path: str, **how: Any) -> requests.Response:
+            headers = {"Authorization": f"Bearer {key}"}
+            url = http.url + path
+            return await asyncio.to_thread(
+                lambda: requests.request(verb, url, headers=headers, timeout=WAIT_S_MAX, **how)
+            )
+
+        show(Credentials(key=admin))
+        client = MeshClient(http.cell.address)
+        show(Credentials())
+        await http.cell.ask(client.deploy, replace(SPEC, tenant="a"))
+        ids = [(await sent(http, written([line("c")]), key=key)).json()["id"] for key in (a, b)]
+        given = {"input_file_id": ids[0], "endpoint": CHAT, "completion_window": "24h"}
+        assert (await asked(b, "POST", "/v1/batches", json=given)).status_code == 400
+        batch = (await asked(a, "POST", "/v1/batches", json=given)).json()
+        for path in (f"/v1/batches/{batch['id']}", f"/v1/files/{ids[0]}"):
+            assert (await asked(b, "GET", path)).status_code == 404
+            assert (await asked(a, "GET", path)).status_code == 200
+        assert (await asked(b, "GET", f"/v1/files/{ids[0]}/content")).status_code == 404
+        assert (await asked(b, "DELETE", f"/v1/files/{ids[0]}")).status_code == 404
+        assert (await asked(b, "POST", f"/v1/batches/{batch['id']}/cancel")).status_code == 404
+        assert (await asked(b, "GET", "/v1/batches")).json()["data"] == []
+        theirs = {**given, "input_file_id": ids[1]}
+        other = (await asked(b, "POST", "/v1/batches", json=theirs)).json()
+
+        async def end(key: str, id_: str) -> Any:
+            async with asyncio.timeout(WAIT_S_MAX):
+                while True:
+                    one = (await asked(key, "GET", f"/v1/batches/{id_}")).json()
+                    if one["status"] == "failed":
+                        return one["errors"]["data"][0]
+                    await asyncio.sleep(0.02)
+
+        assert (await end(b, other["id"]))["code"] == "model_not_found"
+        await node.told(SubmitRequest)
+        client.close()
+    book.revoke(kept.key_id)
+    again, _ = book.create(Role.TENANT, TenantName("a"))
+    async with edge(tmp_path, keys=True) as http:
+        message = (await end(again, batch["id"]))["message"]
+        assert "was revoked" in message
+    book.close()
