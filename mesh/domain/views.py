@@ -357,6 +357,61 @@ class Prospect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """What comes, or is to come, for a deployment."""
+
+    rate_per_s: float
+    prompts: tuple[int, ...]
+    """Tokens of prompts, each as likely as the others."""
+    answer_tokens: float
+    """The mean length of an answer."""
+
+    @property
+    def words(self) -> str:
+        """In words, such as for why so many instances are planned."""
+        mean = sum(self.prompts) / len(self.prompts) if self.prompts else 0.0
+        return (
+            f"{self.rate_per_s:.3g} calls a second with {mean:.0f} tokens each, answers of "
+            f"{self.answer_tokens:.0f}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePlan:
+    """How many instances a deployment needs, on which nodes, and what callers are to expect then.
+
+    Whole models are planned: no engine here runs single operators on other devices. Times are means
+    in seconds.
+    """
+
+    calls: Arrivals
+    replicas: int = 0
+    nodes: tuple[NodeId, ...] = ()
+    batch_max: int = 0
+    """Sequences at a time with which an instance carries most at the pace of the SLO."""
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    error: float | None = None
+    """By what share iterations may take longer than predicted, as the last ones of all these
+    instances did (p95); `None` where one has not computed yet.
+    """
+    ttft_most_s: float | None = None
+    """What is expected when iterations take so much longer."""
+    tpot_most_s: float | None = None
+    utilisation: float = 0.0
+    """The calls over what the instances carry at the most."""
+    watts: float | None = None
+    """What the nodes draw; `None` where one does not know its joules."""
+    j_per_token: float | None = None
+    """For a token of an answer, idle power included."""
+    revision: int = 0
+    """The deployment's when the plan was made."""
+    lacks: str = ""
+    """Why the SLO is not kept, in words; empty where it is."""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellStatus:
     """The cell in a few numbers."""
 

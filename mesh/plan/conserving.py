@@ -3,7 +3,8 @@
 Each function yields plans with their placements, those with the fewest devices first, whose mean
 keeps the SLO by the formulas. Means are not enough for an SLO that 99 of 100 requests are to keep,
 so whoever asks executes each until one keeps it. Before: `mesh.plan.planners`,
-`mesh.plan.placement`. After: `mesh.evaluation.operators`.
+`mesh.plan.placement`. After: `mesh.evaluation.operators`, and `mesh.plan.live`, whose tokens come
+in batches that form in the same way.
 """
 
 import math
@@ -12,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from typing import Protocol
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import Phase
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
-from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Choice, Plan, Problem, held_bytes
+from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes
 from mesh.plan.queueing import shared_sojourn_s
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
@@ -29,6 +31,19 @@ WEIGHTLESS = 1e-3
 """The share of a model's weights below which an operator is free to be everywhere."""
 LANES = (1, 2)
 """Operators at work on a device at a time."""
+
+
+Yields = Callable[[float], Sequence[float]]
+"""What a device yields with iterations of a batch, by how many of them share it."""
+
+
+class Timed(Protocol):
+    """One size of batch, and the seconds of its iteration."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def service_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +109,33 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     waits half of one in addition.
     """
     rate, choices = problem.demand.rate_per_s, problem.whole.choices
-    batch = _formed(problem, devices, lanes)
+    batch = _formed(rate, choices, problem.yields, devices, lanes)
     if batch > batch_max:
         return math.inf, batch
     if problem.table.phase is Phase.DECODE:
-        return _decode_s(problem, devices, lanes, batch_max), batch
+        return token_s(rate, choices, problem.yields, devices, lanes, batch_max), batch
     yields = problem.yields(batch)[: lanes + 1]
     if batch > 1:
-        return 1.5 * _service_s(choices, batch) * lanes / yields[lanes], batch
+        return 1.5 * service_s(choices, batch) * lanes / yields[lanes], batch
     return (
         shared_sojourn_s(rate, choices[0].service_s, devices, yields, problem.variation),
         batch,
     )
 
 
-def _decode_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> float:
-    """Mean seconds of a token. A sequence is in each batch of its server, and sequences are spread
-    evenly, so that their number is a chain of births and deaths, however long answers are.
+def token_s(
+    rate: float,
+    choices: Sequence[Timed],
+    yields_of: Yields,
+    devices: int,
+    lanes: int,
+    batch_max: int,
+) -> float:
+    """Mean seconds of a token, at `rate` tokens a second. A sequence is in each batch of its
+    server, and sequences are spread evenly, so that their number is a chain of births and deaths,
+    however long answers are. Infinite where the devices cannot do the work.
     """
-    rate, choices = problem.demand.rate_per_s, problem.whole.choices
-    yields = {choice.batch: problem.yields(choice.batch) for choice in choices}
+    yields = {choice.batch: yields_of(choice.batch) for choice in choices}
     alone_s, sizes = choices[0].service_s, sorted(yields)
     weight, total, inside = 1.0, 1.0, 0.0
     servers = devices * lanes
@@ -125,7 +147,7 @@ def _decode_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> flo
             done = (done + (devices - over) * yields[sizes[0]][full]) / alone_s
         else:
             like = sizes[bisect_right(sizes, batch) - 1]
-            done = devices * yields[like][lanes] * batch / _service_s(choices, batch)
+            done = devices * yields[like][lanes] * batch / service_s(choices, batch)
         weight *= rate / done
         total += weight
         inside += number * weight
@@ -141,10 +163,11 @@ def _decode_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> flo
     return inside / (total + beyond) / rate
 
 
-def _formed(problem: Problem, devices: int, lanes: int) -> float:
+def _formed(
+    rate: float, choices: Sequence[Timed], yields_of: Yields, devices: int, lanes: int
+) -> float:
     """The smallest batch with which servers keep up; infinite where none does."""
-    rate, choices = problem.demand.rate_per_s, problem.whole.choices
-    most = [devices * problem.yields(choice.batch)[lanes] for choice in choices]
+    most = [devices * yields_of(choice.batch)[lanes] for choice in choices]
     if rate * choices[0].service_s < most[0] * choices[0].batch:
         return choices[0].batch
     for (low, high), done in zip(pairwise(choices), most, strict=False):
@@ -156,7 +179,7 @@ def _formed(problem: Problem, devices: int, lanes: int) -> float:
     return math.inf
 
 
-def _service_s(choices: Sequence[Choice], batch: float) -> float:
+def service_s(choices: Sequence[Timed], batch: float) -> float:
     """Seconds of an iteration, between the batches of its choices."""
     for low, high in pairwise(choices):
         if batch <= high.batch:

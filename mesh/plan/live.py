@@ -1,0 +1,278 @@
+"""Plans for the nodes of a live cell: how many instances of a whole model, on which nodes, in what
+batches, and what callers are to expect of them.
+
+A replica is an instance alone on a node, whose time its prompts and its tokens share, counted once:
+`conserving`. Prompts wait as in M/G/1, tokens come in the batches that form, and calls join an
+instance that computes before one that rests, as the policies have it. No engine here runs single
+operators on other devices, so that nothing smaller than a model is planned. Before: the controller
+core, which knows nodes, profiles and calls. After: `replicas_min`, or what `spec.scaling.plan` has
+loaded ahead.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from mesh.compute.times import Times
+from mesh.domain.energy import Power
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import NodeId
+from mesh.domain.profile import Profile
+from mesh.domain.slo import Slo
+from mesh.domain.views import Arrivals, InstancePlan
+from mesh.plan.conserving import service_s, token_s
+from mesh.plan.problem import Demand
+from mesh.plan.queueing import shared_sojourn_s
+
+USED_MAX = 0.8
+"""Instances are planned for so much of what they can carry: up to there the formulas hold."""
+SAMPLE = 16
+"""Quantiles that stand for the lengths of prompts."""
+ROUNDS = 16
+"""Until a fixed point is near enough."""
+FILLED = 0.95
+"""An instance is expected to be used so far before calls go to another one, when admission holds it
+to the SLO.
+"""
+ALONE = (0.0, 1.0)
+"""What a device yields that one iteration at a time has for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A node that holds an instance, or may."""
+
+    node_id: NodeId
+    profile: Profile
+    batch_max: int
+    """Sequences that its engine, the policy and its memory allow at a time."""
+    factor: float = 1.0
+    """By which its iterations take longer than the profile says, lately."""
+    error: float | None = None
+    """By what share predictions of its last iterations were off (p95); `None` without any."""
+    power: Power | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    batch: int
+    service_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """What calls meet with on an instance."""
+
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    busy: float = 1.0
+    """The share of its time in which it computes."""
+
+
+class _Work:
+    """What a call is for a host. `longer` multiplies its times."""
+
+    def __init__(
+        self, host: Host, calls: Arrivals, slo: Slo, chunk_tokens: int, longer: float = 1.0
+    ) -> None:
+        self._times, self._prompts = Times(host.profile, host.factor * longer), calls.prompts
+        self._chunk_tokens = chunk_tokens
+        alone_s = [self._prompt_s(tokens, 0) for tokens in calls.prompts]
+        self.prompt_s = fmean(alone_s)
+        """Seconds of a prompt on an instance that does nothing else."""
+        self._variation = max(fmean([s**2 for s in alone_s]) / self.prompt_s**2 - 1, 0.0)
+        self._tokens = max(calls.answer_tokens - 1, 0.0)
+        """Those of an answer that are decoded: the first comes with its prompt."""
+        self._tpot_slo_s = slo.tpot_s
+        context = fmean(calls.prompts) + calls.answer_tokens / 2
+        chunks = fmean(calls.prompts) / chunk_tokens
+        most = max(min(host.batch_max, round(self._tokens / chunks)), 1)
+        # Each chunk comes beside a decode, so that no larger batches form.
+        sizes = [*(2**n for n in range(most.bit_length())), most]
+        self._choices = [
+            _Batch(batch=b, service_s=self._times.decode_s(b, context)) for b in sorted({*sizes})
+        ]
+        carried = {choice.batch: self._carried(choice) for choice in self._choices}
+        self.batch_max = max(carried, key=lambda batch: (carried[batch], -batch))
+        self.carried_per_s = max(carried[self.batch_max], 0.0)
+        """Calls a second that an instance carries at the most, at the pace of the SLO."""
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token on an instance that does nothing else."""
+        return self._choices[0].service_s
+
+    def _prompt_s(self, tokens: int, batch: int) -> float:
+        """In chunks, as nodes compute it; beside decodes what it adds to them."""
+        at, step = self._times, self._chunk_tokens
+        return sum(
+            at.chunk_s(min(step, tokens - past), past, batch)
+            if batch
+            else at.prefill_s(min(step, tokens - past), past)
+            for past in range(0, tokens, step)
+        )
+
+    def _beside_s(self, batch: float) -> float:
+        """What a prompt adds to decodes of so many sequences, in the mean."""
+        return fmean([self._prompt_s(tokens, max(round(batch), 1)) for tokens in self._prompts])
+
+    def _carried(self, choice: _Batch) -> float:
+        """With full batches of this size: as much as its time allows, of which prompts leave enough
+        for the pace of tokens.
+        """
+        if not self._tokens:
+            return 1 / self.prompt_s
+        beside_s = self._beside_s(choice.batch)
+        most = 1 / (beside_s + self._tokens * choice.service_s / choice.batch)
+        return min(most, (1 - choice.service_s / self._tpot_slo_s) / beside_s)
+
+    def expected(self, rate_per_s: float) -> _Expected:
+        """At so many calls a second. How long tokens take depends on what prompts add to their
+        iterations, and that on how many sequences there are: a fixed point.
+        """
+        tokens_per_s = rate_per_s * self._tokens
+        together = 1.0 if tokens_per_s else 0.0
+        tpot_s, found = 0.0, _Expected()
+        chunks = fmean(self._prompts) / self._chunk_tokens
+        whole = fmean([-(-tokens // self._chunk_tokens) for tokens in self._prompts])
+        for _ in range(ROUNDS):
+            decoding = 1 - math.exp(-together)
+            beside_s = self._beside_s(together) if together else 0.0
+            adds_s = decoding * beside_s + (1 - decoding) * self.prompt_s
+            prompts = rate_per_s * adds_s
+            decode_s = decoding * service_s(self._choices, max(together, 1.0))
+            takes_s = adds_s + chunks * decode_s
+            full = prompts >= 1 or rate_per_s * takes_s >= 1
+            if tokens_per_s and not full:
+                slowed = [
+                    replace(one, service_s=one.service_s / (1 - prompts)) for one in self._choices
+                ]
+                tpot_s = token_s(tokens_per_s, slowed, lambda _: ALONE, 1, 1, self.batch_max)
+            if full or math.isinf(tpot_s):
+                if together >= self.batch_max or not tokens_per_s:
+                    return _Expected()
+                # What is late comes in larger batches, beside which a prompt adds less.
+                together, tpot_s = min(2 * max(together, 1.0), self.batch_max), 0.0
+                continue
+            sojourn_s = shared_sojourn_s(rate_per_s, takes_s, 1, ALONE, self._variation)
+            together = tokens_per_s * tpot_s
+            batch = min(max(together, 1.0), self.batch_max)
+            decodes = tokens_per_s * service_s(self._choices, batch) / batch
+            found = _Expected(
+                ttft_s=sojourn_s + (whole - chunks + 0.5) * decode_s,
+                tpot_s=tpot_s,
+                busy=min(prompts + decodes, 1.0),
+            )
+        return found
+
+
+def plan(
+    hosts: Sequence[Host], calls: Arrivals, slo: Slo, *, replicas_max: int, chunk_tokens: int
+) -> InstancePlan:
+    """The fewest instances with which the SLO is kept in the mean, on the first hosts that can keep
+    it. Where none do, those that are there at the most, with what they lack; none where no host
+    keeps the SLO even unloaded. Raises InvalidInput for calls that nothing can be planned for.
+    """
+    if not (math.isfinite(calls.answer_tokens) and calls.answer_tokens >= 1):
+        raise InvalidInput(f"answers have {calls.answer_tokens:g} tokens; they must have 1 or more")
+    prompts = sorted(calls.prompts)
+    count = min(len(prompts), SAMPLE)
+    sample = tuple(prompts[(2 * n + 1) * len(prompts) // (2 * count)] for n in range(count))
+    calls = replace(calls, prompts=sample)
+    ttft_slo_s = fmean([slo.ttft_limit_s(tokens) for tokens in calls.prompts] or [slo.ttft_s])
+    Demand(rate_per_s=calls.rate_per_s, lengths=calls.prompts, slo_s=ttft_slo_s)  # checks them
+    works = [_Work(host, calls, slo, chunk_tokens) for host in hosts]
+    able = [
+        (host, work)
+        for host, work in zip(hosts, works, strict=True)
+        if work.carried_per_s > 0 and work.prompt_s <= ttft_slo_s
+    ]
+    none = InstancePlan(calls=calls)
+    if not able:
+        ttft_s = min(work.prompt_s for work in works)
+        tpot_s = min(work.token_s for work in works)
+        return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, "unloaded")
+    most = min(len(able), replicas_max)
+    found = none
+    for count in range(1, most + 1):
+        taken = [host for host, _ in able[:count]]
+        carried_per_s = sum(work.carried_per_s for _, work in able[:count])
+        if count < most and calls.rate_per_s > USED_MAX * carried_per_s:
+            continue
+        found = _planned(taken, able[:count], calls, slo, ttft_slo_s, chunk_tokens)
+        if found.utilisation <= USED_MAX and _kept(found, ttft_slo_s, slo):
+            return found
+    if found.utilisation > USED_MAX:
+        carried_per_s = USED_MAX * calls.rate_per_s / found.utilisation
+        limit = " (replicas_max)" if replicas_max < len(able) else ""
+        message = f"{calls.rate_per_s:.3g} calls a second are above the {carried_per_s:.3g} that "
+        message += f"{most} instances{limit} carry at {USED_MAX:.0%} of use"
+        hint = "raise replicas_max" if limit else "add a node, or plan for a lower rate"
+        return replace(found, lacks=message, hint=hint)
+    where = f"on {most} instances at {calls.rate_per_s:.3g} calls a second"
+    return _lacking(found, slo, ttft_slo_s, found.ttft_s, found.tpot_s, where)
+
+
+def _kept(found: InstancePlan, ttft_slo_s: float, slo: Slo) -> bool:
+    return found.ttft_s <= ttft_slo_s and found.tpot_s <= slo.tpot_s
+
+
+def _lacking(
+    found: InstancePlan, slo: Slo, ttft_slo_s: float, ttft_s: float, tpot_s: float, where: str
+) -> InstancePlan:
+    message = f"a TTFT of {ttft_s:.3g} s and a TPOT of {tpot_s:.3g} s are the least {where}; the "
+    message += f"SLO asks for {ttft_slo_s:.3g} and {slo.tpot_s:.3g} s"
+    hint = f"feasible are ttft_s: {_up(ttft_s)} and tpot_s: {_up(tpot_s)}, or more"
+    return replace(found, lacks=message, hint=hint)
+
+
+def _up(seconds: float) -> str:
+    """Three digits, and no less than it is."""
+    return f"{seconds * 1.01:.3g}"
+
+
+def _planned(
+    hosts: Sequence[Host],
+    able: Sequence[tuple[Host, _Work]],
+    calls: Arrivals,
+    slo: Slo,
+    ttft_slo_s: float,
+    chunk_tokens: int,
+) -> InstancePlan:
+    """What calls meet with on these hosts, which are filled one after the other."""
+    carried_per_s = sum(work.carried_per_s for _, work in able)
+    errors = [host.error for host in hosts if host.error is not None]
+    error = max(errors) if len(errors) == len(hosts) else None
+    means = [0.0] * 4
+    watts, left_per_s = 0.0, calls.rate_per_s
+    used = max(FILLED, calls.rate_per_s / carried_per_s)
+    for host, work in able:
+        rate_per_s = min(left_per_s, used * work.carried_per_s)
+        left_per_s -= rate_per_s
+        busy = 0.0
+        if rate_per_s > 0:
+            found = work.expected(rate_per_s)
+            later = _Work(host, calls, slo, chunk_tokens, 1 + (error or 0.0)).expected(rate_per_s)
+            times = [found.ttft_s, found.tpot_s, later.ttft_s, later.tpot_s]
+            if left_per_s > 0:
+                times = [*map(min, times, 2 * (ttft_slo_s, slo.tpot_s))]
+            share = rate_per_s / calls.rate_per_s
+            means = [mean + share * one for mean, one in zip(means, times, strict=True)]
+            busy = found.busy
+        watts += host.power.joules(1.0, busy) if host.power is not None else 0.0
+    known = all(host.power is not None for host in hosts)
+    return InstancePlan(
+        calls=calls,
+        replicas=len(hosts),
+        nodes=tuple(host.node_id for host in hosts),
+        batch_max=min(work.batch_max for _, work in able),
+        ttft_s=means[0],
+        tpot_s=means[1],
+        error=error,
+        ttft_most_s=None if error is None else means[2],
+        tpot_most_s=None if error is None else means[3],
+        utilisation=calls.rate_per_s / carried_per_s,
+        watts=watts if known else None,
+        j_per_token=watts / (calls.rate_per_s * max(calls.answer_tokens, 1.0)) if known else None,
+    )
