@@ -34,6 +34,7 @@ VERBS = {
     "describe": "Show one deployment or node in full.",
     "wait": "Wait until deployments are ready, loaded or gone.",
     "scale": "Change a deployment's scaling limits.",
+    "plan": "Plan how many instances a deployment needs, on which nodes.",
     "load": "Load deployments ahead of their first call.",
     "unload": "Have the instances of deployments go.",
     "delete": "Delete deployments.",

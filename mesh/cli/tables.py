@@ -161,6 +161,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         *([("class_default", spec.class_default)] if spec.classes else []),
         ("replicas", f"{spec.scaling.replicas_min} to {spec.scaling.replicas_max}"),
         ("keep_alive_s", seconds(spec.scaling.keep_alive_s)),
+        *([("planned", planned_words(deployment))] if spec.scaling.plan is not None else []),
         ("prefix_cache", _prefix_cache(deployment)),
         ("tool_format", spec.tool_format or "by the chat template"),
         (
@@ -238,6 +239,12 @@ def wanted_words(kinds: Sequence[NodesWanted]) -> str:
         + (f"; {one.why}" if one.why else "")
         for one in kinds
     )
+
+
+def planned_words(deployment: DeploymentSnapshot) -> str:
+    """How many instances its plan wants loaded, and why."""
+    planned = deployment.planned
+    return "not yet" if planned is None else f"{planned.wanted} ({planned.why})"
 
 
 def under_way(deployment: DeploymentSnapshot) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from mesh.controller.gateway import Cell
@@ -22,7 +23,7 @@ from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.messages import NodeStarting
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
-from mesh.domain.views import CellSnapshot, NodeSnapshot, ProfileView, RequestSnapshot
+from mesh.domain.views import Arrivals, CellSnapshot, NodeSnapshot, ProfileView, RequestSnapshot
 from mesh.report.cell_report import CellReport
 from mesh.report.plain import plain
 from mesh.runtime.clock import Clock
@@ -108,7 +109,7 @@ class Control(ControlServicer):
     async def Scale(self, request: pb.ScaleRequest, context: Any) -> None:
         given: dict[str, Any] = {
             field: getattr(request, field) if request.HasField(field) else None
-            for field in ("replicas_min", "replicas_max", "keep_alive_s")
+            for field in ("replicas_min", "replicas_max", "keep_alive_s", "revision")
         }
         await _write(self._operating.scale(DeploymentName(request.name), **given), context)
 
@@ -134,6 +135,13 @@ class Control(ControlServicer):
         # One that is being imported has none yet.
         known = seen_profiles(caller(), self._cell.profiles(name) or ())
         return pb.GetProfilesResponse(profiles=[to_wire(one, pb.KnownProfile) for one in known])
+
+    async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.InstancePlan:
+        calls = from_wire(request.calls, Arrivals) if request.HasField("calls") else None
+        found = self._operating.plan(DeploymentName(request.name), calls)
+        # A tenant sees no node by name.
+        nodes = found.nodes if caller().role is Role.ADMIN else ()
+        return to_wire(replace(found, nodes=nodes), pb.InstancePlan)
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Any

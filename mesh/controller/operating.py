@@ -19,7 +19,7 @@ from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.checks import check_scaling, check_spec
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound
+from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from mesh.domain.events import (
     DeleteRequested,
     DeployRequested,
@@ -34,7 +34,7 @@ from mesh.domain.ids import DeploymentName, NodeId, OperationId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.source_rules import SourceRules
-from mesh.domain.views import CellSnapshot, Prospect
+from mesh.domain.views import Arrivals, CellSnapshot, InstancePlan, Prospect
 from mesh.runtime.clock import Now
 from mesh.runtime.operator import Replies
 from mesh.wire.access import caller
@@ -66,6 +66,7 @@ class Operating:
         sources: SourceRules,
         replaying: Replaying,
         prospect: Callable[[DeploymentSpec], Prospect | None],
+        plan: Callable[[DeploymentName, Arrivals | None], InstancePlan | None],
         writable: Callable[[], None],
     ) -> None:
         self._operations = operations
@@ -78,6 +79,7 @@ class Operating:
         self._sources = sources
         self._replaying = replaying
         self._prospect = prospect
+        self._plan = plan
         self._writable = writable
 
     def prospect(self, spec: DeploymentSpec) -> Prospect:
@@ -89,6 +91,18 @@ class Operating:
                 f"how large {spec.source} is in that precision is not known yet",
                 hint="deploy it with replicas_min: 0: it is imported, and nothing is loaded",
             )
+        return found
+
+    def plan(self, name: DeploymentName, calls: Arrivals | None) -> InstancePlan:
+        """How many instances these calls need, or those that have come lately. Raises InvalidInput
+        where nothing can be planned, or no plan keeps the SLO, and Unavailable without nodes.
+        """
+        find_deployment(name, self._snapshot())
+        found = self._plan(name, calls)
+        if found is None:
+            raise Unavailable(f"{name!r} is not deployed yet", hint="`mesh wait` waits for that")
+        if found.lacks:
+            raise InvalidInput(found.lacks, hint=found.hint)
         return found
 
     async def replay(self, name: DeploymentName, of: DeploymentName | None) -> Replies:
@@ -168,8 +182,9 @@ class Operating:
         replicas_min: int | None,
         replicas_max: int | None,
         keep_alive_s: float | None,
+        revision: int | None = None,
     ) -> Replies:
-        """`None` leaves a limit as it is."""
+        """`None` leaves a limit as it is. With a `revision` it is refused unless that serves."""
         if replicas_min is None and replicas_max is None and keep_alive_s is None:
             raise InvalidInput(
                 "nothing to change", hint="give replicas_min, replicas_max or keep_alive_s"
@@ -190,6 +205,7 @@ class Operating:
                 replicas_min=replicas_min,
                 replicas_max=replicas_max,
                 keep_alive_s=keep_alive_s,
+                revision=revision,
             )
         )
 

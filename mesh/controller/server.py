@@ -447,6 +447,7 @@ class Controller:
             sources=config.sources,
             replaying=Replaying(self._gateway, book),
             prospect=lambda spec: self._core.prospect(spec, clock.now_s()),
+            plan=lambda name, calls: self._core.plan(name, calls, clock.now_s()),
             writable=database.check_writable,
         )
         self._reading = Reading(

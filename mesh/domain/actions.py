@@ -71,6 +71,15 @@ class WantNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantInstances:
+    """So many instances of a deployment stay loaded from now on, by its plan."""
+
+    name: DeploymentName
+    wanted: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportMissingNodes:
     """Nodes that are wanted have not joined for so long."""
 
@@ -222,6 +231,7 @@ ControllerAction = (
     | RefuseRequest
     | SetTimer
     | NotePolicyFault
+    | WantInstances
     | WantNodes
     | ReportMissingNodes
 )

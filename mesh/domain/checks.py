@@ -20,6 +20,7 @@ REPLICAS_MAX = 1024
 TENSOR_PARALLEL_MAX = 8
 """Devices of one machine."""
 KEEP_ALIVE_S_MAX = 7 * 24 * 3600.0
+PLAN_S_MIN, PLAN_S_MAX = 1.0, 3600.0
 CACHE_SALT_CHARS_MAX = 256
 CLASSES_MAX = 8
 CELLS_MAX = 64
@@ -48,6 +49,11 @@ def check_spec(spec: DeploymentSpec) -> None:
     check_slo(spec.slo)
     check_classes(spec)
     check_scaling(spec.scaling)
+    if spec.scaling.plan is not None and spec.task is not None:
+        raise InvalidInput(
+            f"scaling.plan is for text; {spec.name!r} has task {spec.task}",
+            hint="leave the plan out, and say with replicas_min how many instances stay loaded",
+        )
     if not spec.devices:
         raise InvalidInput("devices is empty", hint="name at least one of cpu, gpu")
     if len(set(spec.devices)) != len(spec.devices):
@@ -145,6 +151,12 @@ def check_scaling(scaling: Scaling) -> None:
     if not (math.isfinite(keep_alive_s) and 0 <= keep_alive_s <= KEEP_ALIVE_S_MAX):
         raise InvalidInput(
             f"scaling.keep_alive_s is {keep_alive_s:g}; it must be from 0 to {KEEP_ALIVE_S_MAX:g}"
+        )
+    plan = scaling.plan
+    if plan is not None and not PLAN_S_MIN <= plan.every_s <= PLAN_S_MAX:
+        raise InvalidInput(
+            f"scaling.plan.every_s is {plan.every_s:g}; it must be from {PLAN_S_MIN:g} to "
+            f"{PLAN_S_MAX:g}"
         )
 
 

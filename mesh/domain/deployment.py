@@ -11,12 +11,22 @@ from mesh.domain.text import ToolFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRule:
+    """The cell plans how many instances stay loaded, by the calls that have come."""
+
+    every_s: float = 10.0
+    """From one plan to the next, each by the calls since the one before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """Limits on the number of instances, and how long an idle one stays loaded."""
 
     replicas_min: int = 0
     replicas_max: int = 4
     keep_alive_s: float = 1.0
+    plan: PlanRule | None = None
+    """Without one, `replicas_min` alone says how many stay loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

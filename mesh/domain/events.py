@@ -37,13 +37,14 @@ class UndoRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequested:
-    """None leaves a limit as it is."""
+    """None leaves a limit as it is. It is refused where another than this revision serves."""
 
     operation_id: OperationId
     name: DeploymentName
     replicas_min: int | None = None
     replicas_max: int | None = None
     keep_alive_s: float | None = None
+    revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

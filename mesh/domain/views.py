@@ -122,6 +122,14 @@ class ClassView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedView:
+    """How many instances a deployment keeps loaded by `spec.scaling.plan`, and why."""
+
+    wanted: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSnapshot:
     spec: DeploymentSpec
     model: ModelInfo | None
@@ -152,6 +160,8 @@ class DeploymentSnapshot:
     """At a front: in which of its cells it is missing, or is another one; empty where all agree."""
     energy: EnergyView = NO_ENERGY
     """What nodes took while they computed for it."""
+    planned: PlannedView | None = None
+    """`None` where its scaling has no plan, and before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

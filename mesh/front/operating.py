@@ -23,7 +23,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import CellName, DeploymentName, NodeId, OperationId
 from mesh.domain.revision import RevisionState, public
-from mesh.domain.views import CellSnapshot, DeploymentSnapshot, Prospect
+from mesh.domain.views import Arrivals, CellSnapshot, DeploymentSnapshot, InstancePlan, Prospect
 from mesh.front.cells import FrontCells
 from mesh.runtime.operator import Replies
 from mesh.v1 import control_pb2 as pb
@@ -76,6 +76,12 @@ class FrontOperating:
     def prospect(self, spec: DeploymentSpec) -> Prospect:
         raise InvalidInput(
             "a front does not foresee what would become of a deployment",
+            hint="ask a controller of one of its cells: --controller HOST:PORT",
+        )
+
+    def plan(self, name: DeploymentName, calls: Arrivals | None) -> InstancePlan:
+        raise InvalidInput(
+            "a front plans no instances: each of its cells has nodes of its own",
             hint="ask a controller of one of its cells: --controller HOST:PORT",
         )
 
@@ -133,12 +139,14 @@ class FrontOperating:
         replicas_min: int | None,
         replicas_max: int | None,
         keep_alive_s: float | None,
+        revision: int | None = None,
     ) -> Replies:
         request = pb.ScaleRequest(
             name=name,
             replicas_min=replicas_min,
             replicas_max=replicas_max,
             keep_alive_s=keep_alive_s,
+            revision=revision,
         )
         asked = dict.fromkeys(await self._having(name), request)
         async for reply in self._in_each(asked, f"`mesh scale {name} …` as before"):

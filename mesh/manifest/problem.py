@@ -47,6 +47,7 @@ _EXAMPLES = {
     "spec.class_default": "name one of the classes that have limits",
     "spec.scaling.replicas_min": "write a number of instances that stay loaded, such as 0",
     "spec.scaling.replicas_max": "write a number of instances, such as 4",
+    "spec.scaling.plan": "write plan: {every_s: 10}, or leave it out",
     "spec.tensor_parallel": "write how many devices an instance spans, such as 1",
     "spec.cells": "write how many cells are to serve it, such as 2",
     "spec.weights": "write i8, i4, i4-g128, f16, or file for a GGUF's own 4 bits, or leave it out",

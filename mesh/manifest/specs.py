@@ -17,12 +17,14 @@ from mesh.domain.checks import (
     CONTEXT_TOKENS_MAX,
     KEEP_ALIVE_S_MAX,
     NAME_CHARS_MAX,
+    PLAN_S_MAX,
+    PLAN_S_MIN,
     REPLICAS_MAX,
     SOURCE_CHARS_MAX,
     TENSOR_PARALLEL_MAX,
     check_spec,
 )
-from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.deployment import DeploymentSpec, PlanRule, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import ComputePrecision, Task, WeightPrecision
@@ -88,10 +90,15 @@ class _Class(_Slo):
         return best_effort(name, self.within_s, self.price)
 
 
+class _Plan(_Part):
+    every_s: Annotated[float, Field(ge=PLAN_S_MIN, le=PLAN_S_MAX)] = PlanRule().every_s
+
+
 class _Scaling(_Part):
     replicas_min: Annotated[Replicas, Field(ge=0)] = _SCALING.replicas_min
     replicas_max: Annotated[Replicas, Field(ge=1)] = _SCALING.replicas_max
     keep_alive_s: Annotated[float, Field(ge=0, le=KEEP_ALIVE_S_MAX)] = _SCALING.keep_alive_s
+    plan: _Plan | None = None
 
     @model_validator(mode="after")
     def _min_is_at_most_max(self) -> "_Scaling":
@@ -191,6 +198,8 @@ def _manifest(spec: DeploymentSpec) -> dict[str, object]:
     }
     if told.pop("special_tokens_in_content", False):
         told["text"] = {"special_tokens_in_content": True}
+    scaling = plain_fields(spec.scaling)
+    told["scaling"] = {name: value for name, value in scaling.items() if value is not None}
     told["slo"] = _limits(spec.slo)
     if spec.classes:
         told["classes"] = {slo.name: _limits(slo) for slo in spec.classes}
@@ -219,6 +228,11 @@ def _specs(raw: bytes, origin: str) -> list[tuple[DeploymentSpec, int]]:
     return [(_spec(document, origin), document.line) for document in documents]
 
 
+def _scaling(given: _Scaling) -> Scaling:
+    plan = None if given.plan is None else PlanRule(every_s=given.plan.every_s)
+    return Scaling(**given.model_dump(exclude={"plan"}), plan=plan)
+
+
 def _spec(document: Document, origin: str) -> DeploymentSpec:
     try:
         manifest = _Manifest.model_validate(document.value)
@@ -233,7 +247,7 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         slo=slo,
         classes=classes,
         class_default=class_default,
-        scaling=Scaling(**spec.scaling.model_dump()),
+        scaling=_scaling(spec.scaling),
         devices=tuple(DeviceKind(device) for device in spec.devices),
         tensor_parallel=spec.tensor_parallel,
         cells=spec.cells,
@@ -248,6 +262,6 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
     try:
         check_spec(deployment)
     except InvalidInput as error:
-        line = document.line_of(("spec", "classes"))
+        line = document.line_of(("spec", "scaling" if "scaling" in error.message else "classes"))
         raise InvalidInput(f"{origin}:{line}: {error.message}", hint=error.hint) from error
     return deployment

@@ -14,6 +14,7 @@ from mesh.domain.actions import (
     SendCommand,
     StoreRevisions,
     TellAccepted,
+    WantInstances,
     WantNodes,
 )
 from mesh.domain.events import (
@@ -177,6 +178,9 @@ def _decided(action: object) -> Iterator[CellLine]:
             yield _line("request", action.request_id, text)
         case StoreRevisions():
             yield from _rolled_out(action)
+        case WantInstances():
+            text = f"{action.wanted} instances are planned: {action.why}"
+            yield _line("deployment", public_name(action.name), text)
         case WantNodes():
             yield _line("cell", action.device, f"{action.wanted} nodes are wanted: {action.why}")
         case ReportMissingNodes():

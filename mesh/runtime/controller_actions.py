@@ -27,6 +27,7 @@ from mesh.domain.actions import (
     StoreRevisions,
     TellAccepted,
     TellWaiting,
+    WantInstances,
     WantNodes,
 )
 from mesh.domain.deployment import Deployment
@@ -162,6 +163,8 @@ class ControllerPerformer:
                 slow = kind is PolicyFaultKind.TOOK_LONG
                 level = logging.DEBUG if slow else logging.WARNING
                 log.log(level, "policy %s, %s: %s (%s)", policy, call, message, kind)
+            case WantInstances(name=name, wanted=wanted, why=why):
+                log.info("%d instances of %s are planned: %s", wanted, name, why)
             case WantNodes(device=device, wanted=wanted, why=why):
                 log.info("%d %s nodes are wanted: %s", wanted, device, why)
             case ReportMissingNodes(device=device, wanted=wanted, ready=ready, for_s=for_s):

@@ -22,10 +22,10 @@ from cattrs.preconf.json import JsonConverter, make_converter
 from cattrs.strategies import configure_tagged_union
 
 from mesh.domain.actions import ControllerAction, NodeAction
-from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.energy import Power
 from mesh.domain.errors import InvalidInput, StorageError
-from mesh.domain.events import ControllerEvent, ControllerTimer, InvokeRequested
+from mesh.domain.events import ControllerEvent, ControllerTimer, InvokeRequested, ScaleRequested
 from mesh.domain.front import AskCell, FrontAction, FrontEvent
 from mesh.domain.grammar import Grammar
 from mesh.domain.history import OutputHistory
@@ -183,8 +183,10 @@ _LATER: Mapping[type[Any], Sequence[str]] = {
 
 _CLASSES: Mapping[type[Any], Sequence[str]] = {
     Slo: ("name", "price", "best_effort"),
+    Scaling: ("plan",),
     DeploymentSpec: ("classes", "class_default", "cells"),
     OutputHistory: ("classes",),
+    ScaleRequested: ("revision",),
 }
 
 

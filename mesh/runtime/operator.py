@@ -10,7 +10,7 @@ from typing import Protocol
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.views import Prospect
+from mesh.domain.views import Arrivals, InstancePlan, Prospect
 
 Replies = AsyncGenerator[ReplyProgress | ReplyDone, None]
 
@@ -23,6 +23,8 @@ class Operator(Protocol):
     def deploy(self, given: DeploymentSpec) -> Replies: ...
 
     def prospect(self, spec: DeploymentSpec) -> Prospect: ...
+
+    def plan(self, name: DeploymentName, calls: Arrivals | None) -> InstancePlan: ...
 
     def replay(self, name: DeploymentName, of: DeploymentName | None) -> Replies: ...
 
@@ -43,6 +45,7 @@ class Operator(Protocol):
         replicas_min: int | None,
         replicas_max: int | None,
         keep_alive_s: float | None,
+        revision: int | None = None,
     ) -> Replies: ...
 
     def drain(self, node_id: NodeId, *, undo: bool) -> Replies: ...

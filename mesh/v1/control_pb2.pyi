@@ -92,10 +92,13 @@ class ScaleRequest(_message.Message):
     REPLICAS_MIN_FIELD_NUMBER: _builtins.int
     REPLICAS_MAX_FIELD_NUMBER: _builtins.int
     KEEP_ALIVE_S_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     replicas_min: _builtins.int
     replicas_max: _builtins.int
     keep_alive_s: _builtins.float
+    revision: _builtins.int
+    """Refused unless this revision serves. Absent: whichever serves."""
     def __init__(
         self,
         *,
@@ -103,10 +106,11 @@ class ScaleRequest(_message.Message):
         replicas_min: _builtins.int | None = ...,
         replicas_max: _builtins.int | None = ...,
         keep_alive_s: _builtins.float | None = ...,
+        revision: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive_s", b"_keep_alive_s", "_replicas_max", b"_replicas_max", "_replicas_min", b"_replicas_min", "keep_alive_s", b"keep_alive_s", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive_s", b"_keep_alive_s", "_replicas_max", b"_replicas_max", "_replicas_min", b"_replicas_min", "_revision", b"_revision", "keep_alive_s", b"keep_alive_s", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min", "revision", b"revision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive_s", b"_keep_alive_s", "_replicas_max", b"_replicas_max", "_replicas_min", b"_replicas_min", "keep_alive_s", b"keep_alive_s", "name", b"name", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive_s", b"_keep_alive_s", "_replicas_max", b"_replicas_max", "_replicas_min", b"_replicas_min", "_revision", b"_revision", "keep_alive_s", b"keep_alive_s", "name", b"name", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_alive_s: _TypeAlias = _typing.Literal["keep_alive_s"]  # noqa: Y015
     _WhichOneofArgType__keep_alive_s: _TypeAlias = _typing.Literal["_keep_alive_s", b"_keep_alive_s"]  # noqa: Y015
@@ -114,12 +118,16 @@ class ScaleRequest(_message.Message):
     _WhichOneofArgType__replicas_max: _TypeAlias = _typing.Literal["_replicas_max", b"_replicas_max"]  # noqa: Y015
     _WhichOneofReturnType__replicas_min: _TypeAlias = _typing.Literal["replicas_min"]  # noqa: Y015
     _WhichOneofArgType__replicas_min: _TypeAlias = _typing.Literal["_replicas_min", b"_replicas_min"]  # noqa: Y015
+    _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
+    _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_alive_s) -> _WhichOneofReturnType__keep_alive_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas_max) -> _WhichOneofReturnType__replicas_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas_min) -> _WhichOneofReturnType__replicas_min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
 
 Global___ScaleRequest: _TypeAlias = ScaleRequest  # noqa: Y015
 
@@ -373,6 +381,7 @@ class Deployment(_message.Message):
     CLASSES_FIELD_NUMBER: _builtins.int
     DIFFERS_FIELD_NUMBER: _builtins.int
     ENERGY_FIELD_NUMBER: _builtins.int
+    PLANNED_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     context_tokens_max: _builtins.int
     queued: _builtins.int
@@ -405,6 +414,10 @@ class Deployment(_message.Message):
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassView]: ...
     @_builtins.property
     def energy(self) -> Global___EnergyView: ...
+    @_builtins.property
+    def planned(self) -> Global___PlannedView:
+        """Absent where its scaling has no plan, and before the first."""
+
     def __init__(
         self,
         *,
@@ -427,14 +440,37 @@ class Deployment(_message.Message):
         classes: _abc.Iterable[Global___ClassView] | None = ...,
         differs: _builtins.str = ...,
         energy: Global___EnergyView | None = ...,
+        planned: Global___PlannedView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "model", b"model", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "model", b"model", "planned", b"planned", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "differs", b"differs", "energy", b"energy", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "differs", b"differs", "energy", b"energy", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "planned", b"planned", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Deployment: _TypeAlias = Deployment  # noqa: Y015
+
+@_typing.final
+class PlannedView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WANTED_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    wanted: _builtins.int
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        wanted: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedView: _TypeAlias = PlannedView  # noqa: Y015
 
 @_typing.final
 class ClassView(_message.Message):
@@ -943,6 +979,145 @@ class KnownProfile(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KnownProfile: _TypeAlias = KnownProfile  # noqa: Y015
+
+@_typing.final
+class GetPlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def calls(self) -> Global___Arrivals:
+        """Absent: what has come lately."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        calls: Global___Arrivals | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlanRequest: _TypeAlias = GetPlanRequest  # noqa: Y015
+
+@_typing.final
+class Arrivals(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    ANSWER_TOKENS_FIELD_NUMBER: _builtins.int
+    rate_per_s: _builtins.float
+    answer_tokens: _builtins.float
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of prompts, each as likely as the others."""
+
+    def __init__(
+        self,
+        *,
+        rate_per_s: _builtins.float = ...,
+        prompts: _abc.Iterable[_builtins.int] | None = ...,
+        answer_tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_tokens", b"answer_tokens", "prompts", b"prompts", "rate_per_s", b"rate_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Arrivals: _TypeAlias = Arrivals  # noqa: Y015
+
+@_typing.final
+class InstancePlan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    BATCH_MAX_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    TPOT_S_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    TTFT_MOST_S_FIELD_NUMBER: _builtins.int
+    TPOT_MOST_S_FIELD_NUMBER: _builtins.int
+    UTILISATION_FIELD_NUMBER: _builtins.int
+    WATTS_FIELD_NUMBER: _builtins.int
+    J_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    LACKS_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
+    replicas: _builtins.int
+    batch_max: _builtins.int
+    ttft_s: _builtins.float
+    tpot_s: _builtins.float
+    error: _builtins.float
+    """By what share iterations may take longer; absent where nobody knows, as the next two."""
+    ttft_most_s: _builtins.float
+    tpot_most_s: _builtins.float
+    utilisation: _builtins.float
+    watts: _builtins.float
+    """Absent where a node does not know its joules."""
+    j_per_token: _builtins.float
+    revision: _builtins.int
+    """The deployment's that it was made for."""
+    lacks: _builtins.str
+    """Why the SLO is not kept, and what to do; empty where it is."""
+    hint: _builtins.str
+    @_builtins.property
+    def calls(self) -> Global___Arrivals: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        calls: Global___Arrivals | None = ...,
+        replicas: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        batch_max: _builtins.int = ...,
+        ttft_s: _builtins.float = ...,
+        tpot_s: _builtins.float = ...,
+        error: _builtins.float | None = ...,
+        ttft_most_s: _builtins.float | None = ...,
+        tpot_most_s: _builtins.float | None = ...,
+        utilisation: _builtins.float = ...,
+        watts: _builtins.float | None = ...,
+        j_per_token: _builtins.float | None = ...,
+        revision: _builtins.int = ...,
+        lacks: _builtins.str = ...,
+        hint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_j_per_token", b"_j_per_token", "_tpot_most_s", b"_tpot_most_s", "_ttft_most_s", b"_ttft_most_s", "_watts", b"_watts", "calls", b"calls", "error", b"error", "j_per_token", b"j_per_token", "tpot_most_s", b"tpot_most_s", "ttft_most_s", b"ttft_most_s", "watts", b"watts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_j_per_token", b"_j_per_token", "_tpot_most_s", b"_tpot_most_s", "_ttft_most_s", b"_ttft_most_s", "_watts", b"_watts", "batch_max", b"batch_max", "calls", b"calls", "error", b"error", "hint", b"hint", "j_per_token", b"j_per_token", "lacks", b"lacks", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision", "tpot_most_s", b"tpot_most_s", "tpot_s", b"tpot_s", "ttft_most_s", b"ttft_most_s", "ttft_s", b"ttft_s", "utilisation", b"utilisation", "watts", b"watts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
+    _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
+    _WhichOneofReturnType__j_per_token: _TypeAlias = _typing.Literal["j_per_token"]  # noqa: Y015
+    _WhichOneofArgType__j_per_token: _TypeAlias = _typing.Literal["_j_per_token", b"_j_per_token"]  # noqa: Y015
+    _WhichOneofReturnType__tpot_most_s: _TypeAlias = _typing.Literal["tpot_most_s"]  # noqa: Y015
+    _WhichOneofArgType__tpot_most_s: _TypeAlias = _typing.Literal["_tpot_most_s", b"_tpot_most_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_most_s: _TypeAlias = _typing.Literal["ttft_most_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_most_s: _TypeAlias = _typing.Literal["_ttft_most_s", b"_ttft_most_s"]  # noqa: Y015
+    _WhichOneofReturnType__watts: _TypeAlias = _typing.Literal["watts"]  # noqa: Y015
+    _WhichOneofArgType__watts: _TypeAlias = _typing.Literal["_watts", b"_watts"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__j_per_token) -> _WhichOneofReturnType__j_per_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot_most_s) -> _WhichOneofReturnType__tpot_most_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_most_s) -> _WhichOneofReturnType__ttft_most_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__watts) -> _WhichOneofReturnType__watts | None: ...
+
+Global___InstancePlan: _TypeAlias = InstancePlan  # noqa: Y015
 
 @_typing.final
 class GetTokenizerRequest(_message.Message):

@@ -95,6 +95,11 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetProfilesRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.GetProfilesResponse.FromString,
                 _registered_method=True)
+        self.GetPlan = channel.unary_unary(
+                '/mesh.v1.Control/GetPlan',
+                request_serializer=mesh_dot_v1_dot_control__pb2.GetPlanRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.InstancePlan.FromString,
+                _registered_method=True)
         self.GetTokenizer = channel.unary_unary(
                 '/mesh.v1.Control/GetTokenizer',
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetTokenizerRequest.SerializeToString,
@@ -219,6 +224,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPlan(self, request, context):
+        """How many instances the calls so far need, or those that are to come, on which nodes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTokenizer(self, request, context):
         """The tokenizer and chat template of a deployment's model, for clients that send token ids.
         """
@@ -336,6 +348,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetProfiles,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.GetProfilesRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.GetProfilesResponse.SerializeToString,
+            ),
+            'GetPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPlan,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.GetPlanRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.InstancePlan.SerializeToString,
             ),
             'GetTokenizer': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTokenizer,
@@ -702,6 +719,33 @@ class Control:
             '/mesh.v1.Control/GetProfiles',
             mesh_dot_v1_dot_control__pb2.GetProfilesRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.GetProfilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/GetPlan',
+            mesh_dot_v1_dot_control__pb2.GetPlanRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.InstancePlan.FromString,
             options,
             channel_credentials,
             insecure,

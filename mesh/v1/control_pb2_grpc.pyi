@@ -52,6 +52,8 @@ class ControlStub:
     ListNodes: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListNodesRequest, _control_pb2.ListNodesResponse]
     GetProfiles: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetProfilesRequest, _control_pb2.GetProfilesResponse]
     """The profiles that the cell knows of a deployment's model."""
+    GetPlan: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetPlanRequest, _control_pb2.InstancePlan]
+    """How many instances the calls so far need, or those that are to come, on which nodes."""
     GetTokenizer: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetTokenizerRequest, _model_pb2.TextAssets]
     """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]
@@ -91,6 +93,8 @@ class ControlAsyncStub(ControlStub):
     ListNodes: _aio.UnaryUnaryMultiCallable[_control_pb2.ListNodesRequest, _control_pb2.ListNodesResponse]  # type: ignore[assignment]
     GetProfiles: _aio.UnaryUnaryMultiCallable[_control_pb2.GetProfilesRequest, _control_pb2.GetProfilesResponse]  # type: ignore[assignment]
     """The profiles that the cell knows of a deployment's model."""
+    GetPlan: _aio.UnaryUnaryMultiCallable[_control_pb2.GetPlanRequest, _control_pb2.InstancePlan]  # type: ignore[assignment]
+    """How many instances the calls so far need, or those that are to come, on which nodes."""
     GetTokenizer: _aio.UnaryUnaryMultiCallable[_control_pb2.GetTokenizerRequest, _model_pb2.TextAssets]  # type: ignore[assignment]
     """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]  # type: ignore[assignment]
@@ -199,6 +203,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetProfilesResponse, _abc.Awaitable[_control_pb2.GetProfilesResponse]]:
         """The profiles that the cell knows of a deployment's model."""
+
+    @_abc_1.abstractmethod
+    def GetPlan(
+        self,
+        request: _control_pb2.GetPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.InstancePlan, _abc.Awaitable[_control_pb2.InstancePlan]]:
+        """How many instances the calls so far need, or those that are to come, on which nodes."""
 
     @_abc_1.abstractmethod
     def GetTokenizer(

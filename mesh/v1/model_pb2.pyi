@@ -332,23 +332,50 @@ class Scaling(_message.Message):
     REPLICAS_MIN_FIELD_NUMBER: _builtins.int
     REPLICAS_MAX_FIELD_NUMBER: _builtins.int
     KEEP_ALIVE_S_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     replicas_min: _builtins.int
     replicas_max: _builtins.int
     keep_alive_s: _builtins.float
+    @_builtins.property
+    def plan(self) -> Global___PlanRule:
+        """Absent: replicas_min alone says how many stay loaded."""
+
     def __init__(
         self,
         *,
         replicas_min: _builtins.int = ...,
         replicas_max: _builtins.int = ...,
         keep_alive_s: _builtins.float = ...,
+        plan: Global___PlanRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_alive_s", b"keep_alive_s", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_alive_s", b"keep_alive_s", "plan", b"plan", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Scaling: _TypeAlias = Scaling  # noqa: Y015
+
+@_typing.final
+class PlanRule(_message.Message):
+    """The cell plans how many instances are loaded ahead, every so often, by the calls since then."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_S_FIELD_NUMBER: _builtins.int
+    every_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        every_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every_s", b"every_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRule: _TypeAlias = PlanRule  # noqa: Y015
 
 @_typing.final
 class DeploymentSpec(_message.Message):

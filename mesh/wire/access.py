@@ -29,6 +29,7 @@ _CONTROL = {
         *(
             "ListDeployments",
             "GetProfiles",
+            "GetPlan",
             "GetTokenizer",
             "GetUsage",
             "GetReport",

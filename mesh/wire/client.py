@@ -20,9 +20,11 @@ from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
 from mesh.domain.views import (
+    Arrivals,
     CellEvent,
     CellStatus,
     DeploymentSnapshot,
+    InstancePlan,
     NodeSnapshot,
     ProfileView,
     RequestSnapshot,
@@ -206,14 +208,16 @@ class MeshClient:
         replicas_min: int | None = None,
         replicas_max: int | None = None,
         keep_alive_s: float | None = None,
+        revision: int | None = None,
     ) -> str:
-        """None leaves a limit as it is."""
+        """None leaves a limit as it is. With a `revision`, InvalidInput unless that serves."""
         with _writing("a scaling limit"):
             request = pb.ScaleRequest(
                 name=name,
                 replicas_min=replicas_min,
                 replicas_max=replicas_max,
                 keep_alive_s=keep_alive_s,
+                revision=revision,
             )
         return self._operation(self._control.Scale(request), None)
 
@@ -259,6 +263,15 @@ class MeshClient:
             request = pb.GetProfilesRequest(name=name)
         answer = self._calls.unary(self._control.GetProfiles, request)
         return tuple(view_from_wire(p, ProfileView) for p in answer.profiles)
+
+    def plan(self, name: DeploymentName, calls: Arrivals | None = None) -> InstancePlan:
+        """How many instances these calls need, or those that have come lately. Raises InvalidInput
+        where nothing can be planned, or no plan keeps the SLO.
+        """
+        with _writing("the calls to plan for"):
+            told = None if calls is None else to_wire(calls, pb.Arrivals)
+            request = pb.GetPlanRequest(name=name, calls=told)
+        return view_from_wire(self._calls.unary(self._control.GetPlan, request), InstancePlan)
 
     def get(self, name: DeploymentName) -> DeploymentSnapshot:
         """Raises NotFound."""

@@ -28,6 +28,7 @@ def test_scale_changes_only_what_is_given(cell: RunningCell, chat: str) -> None:
         "replicas_min": 0,
         "replicas_max": 2,
         "keep_alive_s": 0.5,
+        "plan": None,
     }
     ran = cell.mesh("scale", "chat", "--min", "3")
     assert ran.code == 2

@@ -110,6 +110,7 @@ async def test_a_deploy_looks_again_whose_a_name_is_after_its_wait(
         sources=SourceRules(),
         replaying=cast(Replaying, None),
         prospect=lambda spec: None,
+        plan=lambda name, calls: None,
         writable=lambda: None,
     )
     as_caller(Caller(role=Role.TENANT, tenant=A))

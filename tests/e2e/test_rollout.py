@@ -79,12 +79,12 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("other") / "tiny", seed=2)
 
 
-def spec(source: Path, **scaling: int) -> DeploymentSpec:
+def spec(source: Path, *, replicas_max: int = Scaling().replicas_max) -> DeploymentSpec:
     return DeploymentSpec(
         name=CHAT,
         source=f"file://{source}",
         slo=Slo(ttft_s=20.0, tpot_s=5.0),
-        scaling=Scaling(replicas_min=1, keep_alive_s=60.0, **scaling),
+        scaling=Scaling(replicas_min=1, replicas_max=replicas_max, keep_alive_s=60.0),
     )
 
 

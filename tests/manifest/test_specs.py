@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.cli.verbs.demo import CHAT_FAST, CHAT_SMALL
-from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.deployment import DeploymentSpec, PlanRule, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
@@ -92,6 +92,17 @@ def test_classes_that_cannot_be_meant_are_told_with_their_line(
     assert said in refusal(CLASSES.replace(written, instead)).message
 
 
+def test_a_plan_reaches_the_spec_and_what_is_written_of_it_reads_alike() -> None:
+    plain, ten, four = (
+        read(HEAD + f"  scaling: {{{said}}}\n") for said in ("", "plan: {}", "plan: {every_s: 4}")
+    )
+    plans = [specs[0].scaling.plan for specs in (plain, ten, four)]
+    assert plans == [None, PlanRule(every_s=10.0), PlanRule(every_s=4.0)]
+    for specs in (plain, ten, four):
+        assert read(written(specs)) == specs
+    assert "plan" not in written(plain)
+
+
 def test_every_field_reaches_the_spec() -> None:
     (spec,) = read(FULL)
     assert spec == DeploymentSpec(
@@ -145,6 +156,12 @@ def test_anchors_and_aliases_may_be_used() -> None:
         (HEAD + "  context_tokens_max: 0\n", "context_tokens_max: 0 is below 1", "tokens"),
         (HEAD + f"  context_tokens_max: 0x{'f' * 9000}\n", "thousands of digits", "tokens"),
         (HEAD + "  scaling: {replicas_min: 9}\n", "9 is above replicas_max 4", "replicas_min"),
+        (HEAD + "  scaling: {plan: {every_s: 0}}\n", "every_s: 0 is below 1", ""),
+        (
+            HEAD + "  task: embed\n  scaling: {plan: {}}\n",
+            "m.yaml:7: scaling.plan is for text; 'a' has task embed",
+            "replicas_min",
+        ),
         (HEAD + "  scaling: {replicas_max: 0}\n", "replicas_max: 0 is below 1", "instances"),
         (HEAD + "  devices: [tpu]\n", "spec.devices[0]: 'tpu' is not 'cpu' or 'gpu'", "list cpu"),
         (HEAD + "  devices: [cpu, cpu]\n", "names a device twice", "once"),

@@ -133,7 +133,12 @@ def status(form: Format, address: str) -> None:
         output.structured({**status_fields(found, deployments), "by_instance": instances}, form)
         return
     reasons = [("failed", f"{one.spec.name}: {one.phase}") for one in failed]
-    output.fields([*_status_fields(address, found), *reasons])
+    planned = [
+        ("planned", f"{one.spec.name}: {tables.planned_words(one)}")
+        for one in deployments
+        if one.spec.scaling.plan is not None
+    ]
+    output.fields([*_status_fields(address, found), *planned, *reasons])
     if classes := tables.class_rows(deployments):
         output.text("")
         output.table(tables.CLASSES, classes)

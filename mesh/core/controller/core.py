@@ -12,6 +12,7 @@ from typing import assert_never
 from mesh.core.controller import (
     deployments,
     nodes,
+    planning,
     profiling,
     reports,
     rollouts,
@@ -69,7 +70,14 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.revision import Revisions, public_name
-from mesh.domain.views import CellSnapshot, NodesWanted, ProfileView, Prospect
+from mesh.domain.views import (
+    Arrivals,
+    CellSnapshot,
+    InstancePlan,
+    NodesWanted,
+    ProfileView,
+    Prospect,
+)
 from mesh.policy.guarded import Guarded
 from mesh.policy.interface import Policy, checked
 from mesh.policy.plans import How
@@ -171,6 +179,19 @@ class ControllerCore:
         self.policy.take_faults()
         return found
 
+    def plan(
+        self, name: DeploymentName, calls: Arrivals | None, now_s: float
+    ) -> InstancePlan | None:
+        """How many instances these calls need, or those that have come lately: a question, which
+        changes nothing. `None` where there is no such deployment. Raises InvalidInput and
+        Unavailable where nothing can be planned.
+        """
+        entry, ready = self.cell.current(name), self.deployment(name) is not None
+        try:
+            return planning.planned(self._context(now_s), entry, calls) if entry and ready else None
+        finally:
+            self.policy.take_faults()
+
     def _context(self, now_s: float) -> EventContext:
         return EventContext(
             cell=self.cell,
@@ -209,6 +230,7 @@ class ControllerCore:
             case LeaseCheckDue():
                 nodes.check_leases(ctx)
                 resuming.drop_old(ctx)
+                planning.look(ctx)
                 wanted_nodes.look(ctx)
                 _keep_up(ctx)
             case LoadExpired():
@@ -316,6 +338,10 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
         _look_again(ctx, expired, decided)
         return
     if decided.how is How.PARK and owner is not None and not owner.may_park():
+        return
+    unloads = decided.how is How.UNLOAD or not ctx.limits.parked_s_max
+    if unloads and owner is not None and owner.replicas() <= owner.warm:
+        _look_again(ctx, expired, ctx.limits.lease_check_s)
         return
     if release(ctx, decided) and instance.is_parked:
         _look_again(ctx, expired, ctx.limits.parked_s_max)

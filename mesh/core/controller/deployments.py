@@ -250,6 +250,12 @@ def scale(ctx: EventContext, asked: ScaleRequested) -> None:
         return
     if not free_to_change(ctx, asked.operation_id, asked.name):
         return
+    if asked.revision is not None and asked.revision != entry.deployment.revision:
+        message = f"{asked.name!r} changed meanwhile: revision {entry.deployment.revision} serves, "
+        message += f"the plan was made for {asked.revision}"
+        hint = f"`mesh plan {asked.name}` plans for what serves now"
+        reply_error(ctx, asked.operation_id, "InvalidInput", message, hint)
+        return
     spec = _scaled(entry.spec, asked)
     if spec.scaling.replicas_min > spec.scaling.replicas_max:
         low, high = spec.scaling.replicas_min, spec.scaling.replicas_max

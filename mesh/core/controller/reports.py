@@ -193,7 +193,7 @@ def _share_out(ctx: EventContext, node: NodeEntry, energy: Energy) -> None:
         requests=sum(taken.requests for taken in took.values()),
         output_tokens=sum(taken.output_tokens for taken in took.values()),
     )
-    node.note_energy(told)
+    node.note_energy(told, energy.busy_s, ctx.now_s)
     ctx.cell.note_energy(told)
 
 

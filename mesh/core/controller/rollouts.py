@@ -293,7 +293,7 @@ def _switch(ctx: EventContext, rollout: RolloutEntry) -> None:
     new.succeed(old)
     old.advance(DeploymentState.RETIRING)
     ctx.cell.note_minimum(old.name, lacking=False)
-    scaling = replace(was.spec.scaling, replicas_min=0, keep_alive_s=0.0)
+    scaling = replace(was.spec.scaling, replicas_min=0, keep_alive_s=0.0, plan=None)
     old.use(replace(was, spec=replace(was.spec, scaling=scaling)))
     ctx.act(StoreRevisions(deployment=target, revisions=rollout.revisions))
     use(ctx, new, replace(target, footprints=new.footprints))

@@ -121,6 +121,7 @@ def _deployment(cell: Cell, entry: DeploymentEntry, now_s: float) -> DeploymentS
         cached_tokens=sum(e.cached_tokens for e in answering),
         energy=together(e.energy for e in answering),
         classes=_classes(entry, answering) if entry.spec.classes else (),
+        planned=None if entry.spec.scaling.plan is None else entry.planned,
     )
 
 

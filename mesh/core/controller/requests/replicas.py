@@ -1,5 +1,5 @@
 """How many instances a deployment has: at least its minimum, as far as there is room, and no more
-than its maximum.
+than its maximum. Its plan may want more, where memory is free.
 
 Beyond the minimum those who wait ask for instances (`queueing`), and idle ones go by their
 keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
@@ -8,7 +8,7 @@ keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
 from collections.abc import Collection
 
 from mesh.core.controller.instances.lifecycle import drain, start
-from mesh.core.controller.requests.search import Search, StartNodes
+from mesh.core.controller.requests.search import InstanceNeeds, Search, StartNodes
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -39,6 +39,19 @@ def keep_minimum(ctx: EventContext, entry: DeploymentEntry) -> None:
         start_instance(ctx, entry)
         if entry.replicas() == before:
             ctx.cell.note_minimum(entry.spec.name, lacking=True)
+            return
+
+
+def warm(ctx: EventContext, entry: DeploymentEntry) -> None:
+    """Load instances until as many serve or will as its plan wants, where memory is free: what a
+    plan expects takes nothing from anybody who is there.
+    """
+    while (before := entry.replicas()) < entry.warm and ctx.now_s >= entry.paused_until_s:
+        needs = InstanceNeeds(ctx, entry, ())
+        rooms = [(node, needs.room(node)) for node in ctx.cell.nodes.values()]
+        free = [node for node, room in rooms if room is not None and not room.unloads]
+        start_instance(ctx, entry, free)
+        if entry.replicas() == before:
             return
 
 

@@ -65,6 +65,7 @@ def invoke(
         # It stays with this revision, whose model's tokens it has.
         original = replace(original, deployment=entry.name)
     entry.note_call(ctx.now_s)
+    entry.note_arrival(len(original.prompt_tokens), ctx.now_s)
     slo = own or entry.spec.slo
     pace = ctx.policy.pace(slo)
     answer_tokens = min(entry.history.mean_of(slo.name), original.sampling.max_tokens)

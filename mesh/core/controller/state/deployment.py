@@ -19,12 +19,19 @@ from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, ad
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
+from mesh.domain.views import Arrivals, PlannedView
 from mesh.request.candidates import Candidates
 
 CALLS_FORGOTTEN_S = 300.0
 """A call counts for 1/e in its deployment's rate after so long."""
 FORECAST_S = 60.0
 """Calls are forecast for so long."""
+CALLS_KEPT = 512
+"""The last calls of which times and lengths are kept, to plan by."""
+PLANS_KEPT = 6
+"""As many instances are wanted as the most of so many plans asked for: a lull unloads nothing that
+the next burst would wait for.
+"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,10 +91,25 @@ class DeploymentEntry:
     CALLS_FORGOTTEN_S). Such rates decay alike, so that whose is higher does not depend on when that
     is asked.
     """
+    arrivals: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=CALLS_KEPT))
+    """When the last calls came, and the tokens of their prompts."""
+    planned: PlannedView | None = None
+    planned_s: float = -inf
+    """When it was planned last."""
+    _plans: deque[int] = field(default_factory=lambda: deque(maxlen=PLANS_KEPT))
+    """What the last plans asked for."""
 
     @property
     def name(self) -> DeploymentName:
         return self.spec.name
+
+    @property
+    def warm(self) -> int:
+        """Instances that its plan wants loaded as long as nobody else needs their memory."""
+        scaling = self.spec.scaling
+        if scaling.plan is None or self.planned is None:
+            return 0
+        return min(max(scaling.replicas_min, self.planned.wanted), scaling.replicas_max)
 
     @property
     def slo(self) -> Slo:
@@ -162,6 +184,7 @@ class DeploymentEntry:
         known = old.history if self.history.count <= PRIOR_COUNT else self.history
         self.history = replace(known, gaps=old.history.gaps)
         self.called_s, self.calls_log = old.called_s, old.calls_log
+        self.arrivals, self.planned, self._plans = old.arrivals, old.planned, old._plans
 
     def note_retired(self, old: "DeploymentEntry") -> None:
         """An earlier revision has gone: what it has served counts on."""
@@ -233,6 +256,33 @@ class DeploymentEntry:
     def note_unloaded(self) -> None:
         """By an operator: nothing brings it back but a call."""
         self.called_s = -inf
+        self.arrivals.clear()
+        self._plans.clear()
+        self.planned = None
+
+    def received(self, now_s: float, within_s: float) -> Arrivals:
+        """What has come lately, with answers as long as those so far."""
+        calls = [call for call in self.arrivals if call[0] > now_s - within_s]
+        if len(calls) == CALLS_KEPT:
+            within_s = max(now_s - calls[0][0], 1e-6)
+        return Arrivals(
+            rate_per_s=len(calls) / within_s,
+            prompts=tuple(sorted(tokens for _, tokens in calls)),
+            answer_tokens=self.answer_tokens,
+        )
+
+    def note_plan(self, needed: int, why: str, now_s: float) -> None:
+        """So many instances are needed; the most of the last plans are wanted."""
+        self.planned_s = now_s
+        self._plans.append(needed)
+        most = max(self._plans)
+        if most > needed:
+            why = f"{why}; {most} were, within the last {PLANS_KEPT} plans"
+        self.planned = PlannedView(wanted=most, why=why)
+
+    def note_arrival(self, prompt_tokens: int, now_s: float) -> None:
+        """A call has come, with a prompt of so many tokens."""
+        self.arrivals.append((now_s, prompt_tokens))
 
     def note_call(self, now_s: float) -> None:
         """Somebody asks for it, in vain or not."""

@@ -15,7 +15,7 @@ from mesh.core.controller.state.energy import EnergyBook
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.prefetches import NodePrefetches
 from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.energy import NO_ENERGY, EnergyView, together
+from mesh.domain.energy import NO_ENERGY, EnergyView, Power, together
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
 from mesh.domain.limits import KEPT_CACHES_MAX
@@ -98,6 +98,12 @@ class NodeEntry:
     grow_times: LoadTimes = field(default_factory=lambda: LoadTimes(1.0))
     """How long KV caches took to grow, by their new size."""
     energy: EnergyView = NO_ENERGY
+    energy_told_s: float | None = None
+    """When it last told its joules."""
+    energy_since_s: float = 0.0
+    """When it began to; its first are of about a heartbeat before."""
+    computed_s: float = 0.0
+    """How long it has computed since."""
     energy_book: EnergyBook[DeploymentName] = field(default_factory=EnergyBook)
     left: dict[DeploymentName, set[int]] = field(default_factory=dict)
     """By deployment, the digests of cached KV blocks that its next instance here would find."""
@@ -413,8 +419,23 @@ class NodeEntry:
         # Time alone changes it, too: `Correction.planned` forgets the worst of the last seconds.
         self.touch()
 
-    def note_energy(self, told: EnergyView) -> None:
+    def note_energy(self, told: EnergyView, busy_s: float, now_s: float) -> None:
+        """It has told its joules since its heartbeat before, `busy_s` of which it computed."""
         self.energy = replace(together((self.energy, told)), reason=told.reason)
+        if self.energy_told_s is None:
+            self.energy_since_s = now_s
+        self.energy_told_s = now_s
+        self.computed_s += busy_s
+
+    def power(self) -> Power | None:
+        """What it draws, by all that it has told; `None` where it does not know its joules."""
+        idle_j, busy_j = self.energy.idle_j, self.energy.busy_j
+        idle_s = (self.energy_told_s or 0.0) - self.energy_since_s - self.computed_s
+        if idle_j is None or busy_j is None or self.computed_s <= 0 or idle_s <= 0:
+            return None
+        idle_watts = idle_j / idle_s
+        busy_watts = max(busy_j / self.computed_s, idle_watts)
+        return Power(idle_watts=idle_watts, busy_watts=busy_watts)
 
     def kv_bytes_per_s(self, now_s: float) -> float:
         """What transfers of KV blocks to it are expected to carry: what the last ones have shown,

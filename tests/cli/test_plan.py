@@ -1,0 +1,84 @@
+"""`mesh plan` against a real cell: plans, what it refuses, and what it applies."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mesh.cli.verbs.plan import calls_of
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName
+from tests.cli.conftest import RunningCell
+from tests.cli.running import mesh
+
+CALLS = ("--rate", "0.01", "--lengths", "16,32:8")
+
+
+@pytest.fixture(scope="module")
+def measured(cell: RunningCell) -> Iterator[str]:
+    lines = ("context_tokens_max: 256", "slo: {ttft_s: 30, tpot_s: 5}", "scaling: {plan: {}}")
+    assert cell.mesh("deploy", "-", stdin=cell.manifest("planned", *lines)).code == 0
+    yield "planned"
+    cell.mesh("delete", "planned")
+
+
+def test_a_plan_is_told_and_applied_by_the_path_of_scale(cell: RunningCell, measured: str) -> None:
+    ran = cell.mesh("plan", measured, *CALLS)
+    assert ran.code == 2
+    assert "no iteration of 'planned' has been measured" in ran.error_lines[0]
+    assert "run `mesh profile planned`" in ran.error_lines[1]
+    assert cell.mesh("profile", measured).code == 0
+    ran = cell.mesh("plan", measured, *CALLS, "--apply", "-o", "json")
+    assert ran.code == 0, ran.err
+    made = json.loads(ran.out)
+    assert (made["replicas"], made["nodes"], made["lacks"]) == (1, ["cpu0"], "")
+    assert 0 < made["ttft_s"] < 30
+    assert 0 < made["utilisation"] < 0.8
+    assert made["granularity"].startswith("whole models")
+    assert ran.err == "planned: keeps 1 instances loaded\n"
+    spec = json.loads(cell.mesh("get", measured, "-o", "json").out)["spec"]
+    assert spec["scaling"]["replicas_min"] == 1
+    table = cell.mesh("plan", measured, *CALLS).out
+    assert "calls        0.01 calls a second with 24 tokens each, answers of 8" in table
+    assert "planned: 0 (no call within 10 s)" in cell.mesh("status").out
+    assert "planned" in cell.mesh("describe", measured).out
+
+
+def test_what_cannot_be_planned_is_said(cell: RunningCell, measured: str) -> None:
+    cell.mesh("profile", measured)
+    for asked, said in (
+        ((), "has had no call within 300 s"),
+        (("--rate", "0", "--lengths", "16:8"), "the rate is 0 a second"),
+        (("--rate", "1e9", "--lengths", "16:8"), "calls a second are above the"),
+        (("--rate", "1", "--lengths", "16"), "'16' is not such as 128,1024:64"),
+        (("--rate", "1"), "give --rate and --lengths together"),
+        (("--rate", "1", "--lengths", "999:8"), "a prompt has 999 tokens"),
+    ):
+        ran = cell.mesh("plan", measured, *asked)
+        assert (ran.code, said in ran.err) == (2, True), ran.err
+    ran = cell.mesh("plan", "nobody", *CALLS)
+    assert (ran.code, "no deployment 'nobody'" in ran.err) == (1, True)
+
+
+def test_a_journal_tells_the_calls_and_one_without_ended_calls_is_refused(tmp_path: Path) -> None:
+    scenario = tmp_path / "small.toml"
+    scenario.write_text(
+        """
+        nodes = [{ name = "cpu", device = "cpu", memory_gib = 34 }]
+        deployments = [{ name = "chat", model = "llama-3.2-3b" }]
+        [workload]
+        duration_s = 40
+        requests_per_s = 0.5
+        input_tokens = [100, 200]
+        output_tokens = [4, 8]
+        """
+    )
+    journal = tmp_path / "journal"
+    assert mesh("sim", str(scenario), "--journal", str(journal)).code == 0
+    calls = calls_of(journal, DeploymentName("chat"))
+    assert 0.2 < calls.rate_per_s < 1.0
+    assert all(100 <= tokens <= 200 for tokens in calls.prompts)
+    assert 4 <= calls.answer_tokens <= 8
+    with pytest.raises(InvalidInput, match="has 0 calls of 'other', of which 0 ended"):
+        calls_of(journal, DeploymentName("other"))
