@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from tests.e2e.live_cell import WAIT_S_MAX, free_port, invoked
 from tests.support.postgres_server import PostgresServer
 from tests.support.tiny_model import write_tiny_llama
 
-LED_S_MAX = 3.0
 CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "standby" / "envoy.yaml"
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent))
 NAME = DeploymentName("chat")
@@ -36,8 +36,12 @@ pytestmark = [
 ]
 
 
-def edge_config(folder: Path, ports: list[tuple[int, int]], listens: tuple[int, int]) -> Path:
-    """The file as it is, but for where it listens, where the controllers are, and its files."""
+def edge_config(
+    folder: Path, ports: list[tuple[int, int]], listens: tuple[int, int], admin: int
+) -> Path:
+    """The file as it is, but for where it listens, where the controllers are, its files, and that
+    Envoy tells at `admin` which of them it calls.
+    """
     text = CONFIG.read_text().replace("/etc/mesh/edge", str(folder / "edge"))
     config: dict[str, Any] = yaml.safe_load(text.replace("/etc/mesh/client", str(folder / "tls")))
     for number, listener in enumerate(config["static_resources"]["listeners"]):
@@ -49,6 +53,7 @@ def edge_config(folder: Path, ports: list[tuple[int, int]], listens: tuple[int, 
         group["lb_endpoints"] = [
             {"endpoint": {"address": {"socket_address": at}}} for at in at_each
         ]
+    config["admin"] = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}}
     written = folder / "envoy.yaml"
     written.write_text(yaml.safe_dump(config))
     return written
@@ -91,7 +96,8 @@ class Edge:
             self._start(sys.executable, *script, *node, *tls, "--memory", "1GiB", key=node_key)
         self.grpc, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         listens = int(self.grpc.rpartition(":")[2]), int(self.http.rpartition(":")[2])
-        config = edge_config(folder, ports, listens)
+        self._envoy = free_port()
+        config = edge_config(folder, ports, listens, self._envoy)
         assert ENVOY is not None
         self._start(ENVOY, "--disable-hot-restart", "-c", str(config), "-l", "warning")
 
@@ -103,37 +109,39 @@ class Edge:
         self._stack.callback(process.kill)
         return process
 
-    def ready(self, client: MeshClient) -> None:
-        """Until a node is seen there, and the edge leads to it by HTTP, too."""
+    def until(self, ready: Callable[[], object]) -> None:
+        """Wait for it, which is not so while nobody answers."""
         until_s, last = time.monotonic() + WAIT_S_MAX, Exception()
         while True:
             try:
-                if client.nodes() and self.get("/v1/models"):
+                if ready():
                     return
             except (Unavailable, OSError) as error:
                 last = error
             assert time.monotonic() < until_s, f"{last} {(self.folder / 'log').read_text()[-4000:]}"
             time.sleep(0.1)
 
+    def leads_to(self, count: int) -> bool:
+        """Whether Envoy calls so many controllers, by gRPC and by HTTP, which it checks apart."""
+        told = requests.get(f"http://127.0.0.1:{self._envoy}/clusters", timeout=WAIT_S_MAX)
+        return told.text.count("::health_flags::healthy") == 2 * count
+
     def deploy(self, *addresses: str) -> None:
+        """At these addresses, once there is a node. Envoy calls one controller for each of them."""
         model = write_tiny_llama(self.folder / "tiny", seed=1)
         for address in addresses:
             with MeshClient(address) as client:
-                self.ready(client)
+                self.until(client.nodes)
                 client.deploy(DeploymentSpec(name=NAME, source=f"file://{model}"))
+        self.until(lambda: self.leads_to(len(addresses)))
 
     def get(self, path: str) -> str:
-        """Envoy looks after HTTP and gRPC apart, so one may know a new leader before the other."""
-        until_s = time.monotonic() + LED_S_MAX
         shown = {"authorization": f"Bearer {self._admin}"}
         authority = str(self.folder / "tls" / "ca.pem")
         url = f"https://{self.http}{path}"
-        while True:
-            got = requests.get(url, headers=shown, verify=authority, timeout=WAIT_S_MAX)
-            if got.status_code != 503 or time.monotonic() > until_s:
-                got.raise_for_status()
-                return got.text
-            time.sleep(0.1)
+        got = requests.get(url, headers=shown, verify=authority, timeout=WAIT_S_MAX)
+        got.raise_for_status()
+        return got.text
 
     def close(self) -> None:
         self._stack.close()
@@ -158,8 +166,6 @@ def test_new_calls_go_to_another_controller_once_one_is_killed(tmp_path: Path) -
     try:
         edge.deploy(*edge.addresses)
         with MeshClient(edge.grpc) as client:
-            edge.ready(client)
-            assert NAME in edge.get("/v1/models")
             for n in range(NEW_CALLS):
                 if n == NEW_CALLS // 5:
                     edge.controllers[0].kill()
@@ -191,7 +197,7 @@ def test_answers_go_on_behind_it_when_the_leader_is_killed(
             for answer in answers:
                 answer.finished()
                 assert answer.token_ids == unbroken.token_ids
-        assert NAME in edge.get("/v1/models")
+        edge.until(lambda: NAME in edge.get("/v1/models"))
     finally:
         edge.close()
 
