@@ -25,8 +25,9 @@ UV := .venv-uv/bin
 UV_INSTALL = $(UV)/uv pip install --quiet --index-strategy unsafe-best-match $$(cat .venv-uv/indexes) --python
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
+CLIENTS := $(addprefix test-client-,langchain lm_eval openai agents anthropic litellm llama_index ollama pydantic_ai)
 
-.PHONY: help demo load test test-clients test-cluster test-page test-prometheus test-vllm test-vllm-engine test-vllm-cells quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
+.PHONY: help demo load test test-clients $(CLIENTS) test-cluster test-page test-prometheus test-vllm test-vllm-engine test-vllm-burst quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -120,20 +121,21 @@ test: $(VENV)/.installed-dev ## the tests, but those of test-cluster
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
 
-test-clients: $(patsubst %,.venv-clients-%/.installed,agents anthropic kserve langchain litellm llama_index lm_eval npm ollama openai pydantic_ai triton) ## OpenAI's protocol, Anthropic's, Ollama's and KServe's, by clients that others wrote
-	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai responses strict java npm triton kserve)
-	.venv-clients-agents/bin/python -m pytest tests/clients/test_agents.py
-	.venv-clients-ollama/bin/python -m pytest tests/clients/test_ollama.py tests/clients/test_strict.py
-	.venv-clients-anthropic/bin/python -m pytest tests/clients/test_anthropic.py tests/clients/test_strict.py
-	.venv-clients-pydantic_ai/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_pydantic_ai.py
-	.venv-clients-llama_index/bin/python -m pytest -W ignore tests/clients/test_llama_index.py
-	.venv-clients-lm_eval/bin/python -m pytest tests/clients/test_lm_eval.py
-	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
-	.venv-clients-langchain/bin/python -m pytest -W ignore -p no:unraisableexception -rsx -o asyncio_default_test_loop_scope=session tests/clients/test_langchain.py
+test-clients: $(CLIENTS) ## OpenAI's protocol, Anthropic's, Ollama's and KServe's, by clients that others wrote
+
+test-client-openai: $(patsubst %,.venv-clients-%/.installed,kserve npm triton)
+test-client-openai: TESTS := openai responses strict java npm triton kserve
+test-client-anthropic: TESTS := anthropic strict
+test-client-ollama: TESTS := ollama strict
+test-client-pydantic_ai test-client-litellm: OPTIONS := -W ignore -p no:unraisableexception
+test-client-llama_index: OPTIONS := -W ignore
+test-client-langchain: OPTIONS := -W ignore -p no:unraisableexception -rsx -o asyncio_default_test_loop_scope=session
+$(CLIENTS): test-client-%: .venv-clients-%/.installed
+	$(call TESTED,.venv-clients-$*/bin/python -m pytest $(OPTIONS) $(patsubst %,tests/clients/test_%.py,$(or $(TESTS),$*)))
 
 # By the distribution's chromium, which is not fetched: where there is none, CI fails and others are told.
 test-page: .venv-clients-page/.installed ## the page, in a real browser on a real cell
-	@.venv-clients-page/bin/python -m pytest -rs tests/clients/test_page.py
+	$(call TESTED,.venv-clients-page/bin/python -m pytest -rs tests/clients/test_page.py)
 
 # Debian's package, unpacked here: nothing is installed, no service started.
 .prometheus/.unpacked:
@@ -149,20 +151,20 @@ test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Promethe
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
 
 test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL and standbys, fronts, manifests of Kubernetes, Envoy; without initdb some are skipped
-	@.venv-cluster/bin/python -m pytest -rs tests/cluster
+	$(call TESTED,.venv-cluster/bin/python -m pytest -rs tests/cluster)
 
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm
 
-test-vllm: test-vllm-engine test-vllm-cells ## the vLLM engine, against real vLLM on the CPU
+test-vllm: test-vllm-engine test-vllm-burst ## the vLLM engine, against real vLLM on the CPU
 
 test-vllm-engine: .venv-vllm/.installed
 	@exec 2> >(grep -vE "$(NANOBIND)" >&2)
-	$(call TESTED,$(VLLM_TESTS) -n 2 --dist worksteal tests/contract tests/nodes/engines/vllm,-n 0)
+	$(call TESTED,$(VLLM_TESTS) -n 2 --dist worksteal tests/contract tests/nodes/engines/vllm tests/e2e/test_vllm_cells.py tests/clients/test_vllm_bench.py,-n 0)
 
-# One at a time: they measure how long iterations take.
-test-vllm-cells: .venv-vllm/.installed
+# By itself: it measures how long iterations take.
+test-vllm-burst: .venv-vllm/.installed
 	@exec 2> >(grep -vE "$(NANOBIND)" >&2)
-	$(call TESTED,$(VLLM_TESTS) tests/e2e tests/clients/test_vllm_bench.py)
+	$(call TESTED,$(VLLM_TESTS) tests/e2e/test_vllm_mixed.py)
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 
