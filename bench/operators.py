@@ -26,7 +26,6 @@ from mesh.compute.operators import OperatorSurvey
 from mesh.compute.scaling import Target, scaled
 from mesh.compute.survey import undisturbed_s
 from mesh.compute.tables import table
-from mesh.compute.times import Times
 from mesh.domain.operators import Role
 from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes, Profile
 from mesh.domain.reasons import DeviceKind
@@ -95,9 +94,9 @@ class Counted:
 
     @property
     def rest_share(self) -> float:
-        times = {each.name: each for each in self.profile.operators}
-        whole_s = sum(Times(self.profile).iteration_s(shape) for shape in self.shapes)
-        return sum(_at(times[REST], shape) for shape in self.shapes) / whole_s
+        """In the mean over the sizes that were counted."""
+        (rest,) = (each for each in self.profile.operators if each.name == REST)
+        return mean(_at(rest, shape) / _at(self.profile, shape) for shape in self.shapes)
 
 
 def _at(times: OperatorTimes | Profile, shape: IterationShape) -> float:
@@ -187,7 +186,7 @@ def _cost(engine: OpenVinoEngine, shape: IterationShape) -> float:
 
 
 def _grids(taken: Mapping[IterationShape, float]) -> tuple[Grid, Grid]:
-    """Of prefill and decode."""
+    """The grids of prefill and decode."""
 
     def grid(cells: Iterable[tuple[int, int, float]]) -> Grid:
         found = {(row, column): seconds for row, column, seconds in cells}
@@ -232,22 +231,50 @@ def _sizes(a: Architecture) -> Mapping[str, float]:
     return sizes | {Role.EMBEDDING: hidden, Role.HEAD: hidden * a.vocabulary_tokens}
 
 
-PRODUCTS = (Role.QKV, Role.OUTPUT, Role.GATE_UP, Role.DOWN, Role.HEAD)
+PRODUCTS = {Role.QKV: 1, Role.OUTPUT: 1, Role.GATE_UP: 2, Role.DOWN: 1}
+"""Those of a layer, and how many there are."""
 
 
 def by_operators(known: Counted, architecture: Architecture, shape: IterationShape) -> float:
-    """Seconds of an iteration of another architecture. A product's time, all of it, goes with its
-    weights: their bytes pass, and each row multiplies all of them. Of all else what one row takes
-    goes with the layers, and what more rows and contexts add with the numbers of a row.
+    """Seconds of an iteration of another architecture. A product takes so long by itself, and so
+    long for each of its weights, as those of the known layers do by least squares. Of all else what
+    one row takes goes with the layers, and what more rows and contexts add with the numbers of a
+    row.
     """
     theirs, ours = _sizes(known.architecture), _sizes(architecture)
-    layers, found_s = architecture.layers / known.architecture.layers, 0.0
-    for each in known.profile.operators:
-        seconds, ratio = _at(each, shape), ours[each.name] / theirs[each.name]
-        least = 0.0 if each.name in PRODUCTS else min(each.prefill.seconds[0][0], seconds)
-        outside = each.name in (Role.EMBEDDING, Role.HEAD)
-        found_s += least * (1.0 if outside else layers) + (seconds - least) * ratio
+    layers = known.architecture.layers, architecture.layers
+    times = {each.name: each for each in known.profile.operators}
+    each_s, weight_s = _fitted(
+        [(PRODUCTS[r] * layers[0], theirs[r], _at(times[r], shape)) for r in PRODUCTS]
+    )
+    found_s = 0.0
+    for name, each in times.items():
+        seconds, count = _at(each, shape), PRODUCTS.get(Role(name), 0) if name != REST else 0
+        if count or name == Role.HEAD:
+            fits = [
+                (each_s * (count or 1) * (of if count else 1) + weight_s * sizes[name])
+                for of, sizes in zip(layers, (theirs, ours), strict=True)
+            ]
+            found_s += seconds * fits[1] / fits[0]
+        else:
+            least = min(each.prefill.seconds[0][0], seconds)
+            repeats = 1.0 if name == Role.EMBEDDING else layers[1] / layers[0]
+            found_s += least * repeats + (seconds - least) * ours[name] / theirs[name]
     return found_s
+
+
+def _fitted(products: list[tuple[int, float, float]]) -> tuple[float, float]:
+    """Seconds of a product and of a weight, by products' number, weights and seconds: those of the
+    least relative squares, neither below 0.
+    """
+    terms = [(number / seconds, weights / seconds) for number, weights, seconds in products]
+    xx, xy, yy = (sum(one[i] * one[j] for one in terms) for i, j in ((0, 0), (0, 1), (1, 1)))
+    x, y = (sum(one[i] for one in terms) for i in (0, 1))
+    each_s, weight_s = (x * yy - y * xy), (y * xx - x * xy)
+    determinant = xx * yy - xy * xy
+    if determinant > 0.0 and each_s > 0.0 and weight_s > 0.0:
+        return each_s / determinant, weight_s / determinant
+    return 0.0, y / yy
 
 
 def by_rule(known: Counted, other: Counted, shape: IterationShape) -> float:

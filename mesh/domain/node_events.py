@@ -58,7 +58,7 @@ class MeasureFinished:
     instance_id: InstanceId
     elapsed_s: float
     operators: tuple[tuple[str, float], ...] = ()
-    """Of one that was counted; see `CountedIteration`."""
+    """What was counted of its operators, where that was wanted; see `CountedIteration`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
