@@ -231,16 +231,16 @@ class Instance:
         return bound
 
     @contextmanager
-    def _lent_to(self, bound: Bound) -> Iterator[None]:
-        """A block in which another request than its own computes in its KV cache."""
+    def _lent_to(self, bound: Bound) -> Iterator[Bound]:
+        """A block in which this computes in its KV cache, if it is not what does so anyway."""
         own = self._require_bound()
         if bound is own:
-            yield
+            yield bound
             return
         with self._binding:
             self._bind_cache(bound.graph, bound.request)
         try:
-            yield
+            yield bound
         finally:
             with self._binding:
                 self._bind_cache(own.graph, own.request)
@@ -415,7 +415,7 @@ class Instance:
         blocks that are free; the books, which other threads read, never show them. `by`: computed
         by that in place of its own.
         """
-        by = by or self._require_bound()
+        self._require_bound()
         assert self._cache is not None
         check_measurable(
             self.instance_id,
@@ -431,9 +431,9 @@ class Instance:
                 sequence.reserve(sequence.left, self._pool)
                 self._cache.back(np.array(sequence.blocks(), np.int64))
             planned = plan(active, shape.prefill_tokens, self._pool)
-            with self._running, self._lent_to(by):
+            with self._running, self._lent_to(by or self._require_bound()) as bound:
                 start_s = time.perf_counter()
-                self._run(by, planned, measured=True)
+                self._run(bound, planned, measured=True)
                 return time.perf_counter() - start_s
         finally:
             for sequence in active:
