@@ -168,13 +168,19 @@ def _grid(
     whole_s: Callable[[IterationShape], float],
     name: str,
 ) -> Grid:
-    """Raises EngineError."""
-    cells: list[list[float | None]] = [[None] * len(columns) for _ in rows]
-    for point in points:
-        if point.counted:
-            share = point.share(name)
-            cells[point.row][point.column] = max(share * whole_s(point.shape), LEAST_S)
-    grid = table(rows, columns, cells)
+    """Cells as they were counted, so that all operators add up to the whole; they are smoothed only
+    where some have to be filled in. Raises EngineError.
+    """
+    cells = {
+        (point.row, point.column): max(point.share(name) * whole_s(point.shape), LEAST_S)
+        for point in points
+        if point.counted
+    }
+    counted = [[cells.get((i, j)) for j in range(len(columns))] for i in range(len(rows))]
+    if len(cells) == len(rows) * len(columns):
+        seconds = tuple(tuple(cells[i, j] for j in range(len(columns))) for i in range(len(rows)))
+        return Grid(rows=rows, columns=columns, seconds=seconds)
+    grid = table(rows, columns, counted)
     if grid is None:
         raise EngineError("no iteration could be counted", hint="ask again with a larger KV cache")
     return grid

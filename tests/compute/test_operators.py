@@ -49,6 +49,9 @@ def test_operators_and_rest_are_the_whole_iterations_of_the_profile(disturbed_at
     assert found[Role.ATTENTION].decode.at(16, 1024) == pytest.approx(0.25 * 0.03)
     assert found[Role.GATE_UP].prefill.at(512, 0) == pytest.approx(0.65 * 0.3)
     assert found[REST].prefill.at(512, 0) == pytest.approx(0.1 * 0.3)
+    assert sum(each.decode.at(8, 512) for each in found.values()) == pytest.approx(
+        DECODE.at(8, 512)
+    )
     assert one.share == 1.0
 
 
