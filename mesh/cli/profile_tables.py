@@ -71,3 +71,28 @@ def _table(rows: str, name: str, grid: Grid) -> tuple[list[Column[Times]], list[
 
     columns = [number(rows, lambda times: times[0]), *(column(n, s) for n, s in enumerate(sizes))]
     return columns, list(zip(grid.rows, grid.seconds, strict=True))
+
+
+def operators(profile: Profile) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
+    """Title, headings and rows: milliseconds of each operator in prompts without a past, and in
+    decodes at the least context and the largest.
+    """
+    counted = profile.operators
+    if not counted:
+        return []
+    prefill, decode = counted[0].prefill, counted[0].decode
+    tokens = [(n, 0) for n in prefill.rows]
+    ends = sorted({decode.columns[0], decode.columns[-1]})
+    batches = [(n, context) for context in ends for n in decode.rows]
+    return [
+        (
+            "prefill_ms by operator",
+            ["OPERATOR", *(f"TOKENS_{n}" for n, _ in tokens)],
+            [(o.name, *(milliseconds(o.prefill.at(*at)) for at in tokens)) for o in counted],
+        ),
+        (
+            "decode_ms by operator",
+            ["OPERATOR", *(f"BATCH_{n}_AT_{context}" for n, context in batches)],
+            [(o.name, *(milliseconds(o.decode.at(*at)) for at in batches)) for o in counted],
+        ),
+    ]

@@ -125,7 +125,10 @@ class Control(ControlServicer):
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> None:
         node_id = NodeId(request.node_id) if request.HasField("node_id") else None
-        await _write(self._operating.profile(DeploymentName(request.name), node_id), context)
+        replies = self._operating.profile(
+            DeploymentName(request.name), node_id, operators=request.operators
+        )
+        await _write(replies, context)
 
     async def GetProfiles(
         self, request: pb.GetProfilesRequest, context: Any

@@ -217,11 +217,15 @@ class Operating:
         find_deployment(name, self._snapshot())
         return self._operations.run(lambda o: UnloadRequested(operation_id=o, name=name))
 
-    def profile(self, name: DeploymentName, node_id: NodeId | None) -> Replies:
-        """Measure its model on a node, or on any that has room."""
+    def profile(
+        self, name: DeploymentName, node_id: NodeId | None, *, operators: bool = False
+    ) -> Replies:
+        """Measure its model on a node, or on any that has room; if wanted, its operators."""
         find_deployment(name, self._snapshot())
         return self._operations.run(
-            lambda o: ProfileRequested(operation_id=o, name=name, node_id=node_id)
+            lambda o: ProfileRequested(
+                operation_id=o, name=name, node_id=node_id, operators=operators
+            )
         )
 
     def drain(self, node_id: NodeId, *, undo: bool) -> Replies:

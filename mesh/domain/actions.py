@@ -250,6 +250,8 @@ class StartMeasure:
 
     instance_id: InstanceId
     shape: IterationShape
+    counted: bool = False
+    """Count what its operators take, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,8 @@ class ProfileRequested:
     operation_id: OperationId
     name: DeploymentName
     node_id: NodeId | None = None
+    operators: bool = False
+    """Count what operators take, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

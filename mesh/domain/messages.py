@@ -135,6 +135,8 @@ class ProfileInstance:
 
     operation_id: OperationId
     instance_id: InstanceId
+    operators: bool = False
+    """Count what operators take, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,8 @@ class MeasureFinished:
 
     instance_id: InstanceId
     elapsed_s: float
+    operators: tuple[tuple[str, float], ...] = ()
+    """What was counted of its operators, where that was wanted; see `CountedIteration`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class MeasureBroke:
     instance_id: InstanceId
     error: str
     message: str
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,30 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTimes:
+    """What one operator takes of iterations, all layers together."""
+
+    name: str
+    """A `mesh.domain.operators.Role`, or REST."""
+    prefill: Grid
+    """Prompt tokens by tokens already in the cache."""
+    decode: Grid
+    """Batch sizes by mean context tokens."""
+
+
+REST = "rest"
+"""What no operator explains: the inputs of an iteration, the shapes of its nodes, its sampling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedIteration:
+    """One iteration, and the seconds that an engine's counters tell of its operators by name."""
+
+    elapsed_s: float
+    operators: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Iteration times of one model on one kind of device, and what is needed to scale them to
     another model.
@@ -97,6 +121,10 @@ class Profile:
     """The model's, as ModelInfo has it; empty for a profile of an earlier version."""
     measured_as: str = ""
     """The model of the same shape that was measured; empty where it was this one."""
+    operators: tuple[OperatorTimes, ...] = ()
+    """What its iterations were made of when they were counted, REST among them; empty where they
+    never were.
+    """
 
     @property
     def measured(self) -> bool:

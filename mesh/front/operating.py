@@ -124,11 +124,13 @@ class FrontOperating:
         async for reply in self._in_each(asked, again):
             yield reply
 
-    async def profile(self, name: DeploymentName, node_id: NodeId | None) -> Replies:
+    async def profile(
+        self, name: DeploymentName, node_id: NodeId | None, *, operators: bool = False
+    ) -> Replies:
         cell = self._first(await self._having(name))
         if node_id is not None:
             cell, node_id = self._node(node_id)
-        request = pb.ProfileRequest(name=name, node_id=node_id)
+        request = pb.ProfileRequest(name=name, node_id=node_id, operators=operators)
         async for reply in self._in_each({cell: request}):
             yield reply
 

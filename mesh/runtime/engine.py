@@ -16,7 +16,7 @@ from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CountedIteration, IterationShape
 from mesh.domain.steps import (
     Decode,
     EngineCapabilities,
@@ -183,6 +183,16 @@ class Engine(Protocol):
         Costs what a real iteration of the shape costs, the reads of its KV cache included, whatever
         stands in it; running requests are not disturbed. Raises EngineError, OutOfMemory when the
         free KV blocks do not do for the shape.
+        """
+        ...
+
+    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+        """As `measure`, with what counters tell of each operator: by names of
+        `mesh.domain.operators.Role`, all layers together. The first call may take as long as a
+        load, and memory as an instance of its own, which goes back soon after the last one.
+
+        Raises as `measure`, EngineError where the engine has no counters, OutOfMemory where there
+        is no memory for it.
         """
         ...
 

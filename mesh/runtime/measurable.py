@@ -35,6 +35,14 @@ def check_measurable(
         )
 
 
+def no_counters(engine: str) -> EngineError:
+    """Why `Engine.count_operators` counts nothing."""
+    return EngineError(
+        f"{engine} has no counters of operators",
+        hint="profile on a node with the OpenVINO engine, or without --operators",
+    )
+
+
 def made_up_tokens(number: int, length: int, left: int, vocabulary_tokens: int) -> tuple[int, ...]:
     """A prompt of which the last `left` tokens are computed, after `number` others of the same
     iteration: unlike all of them, since of a mixture like tokens would take the same experts. They

@@ -53,6 +53,7 @@ from mesh.domain.node_events import (
     SubmitFinished,
     SwapFinished,
 )
+from mesh.domain.profile import CountedIteration
 from mesh.domain.steps import KvChunk, KvHeader, LoadOrder, LoadTier, PrefixChange
 from mesh.runtime.engine import Engine, Progress
 
@@ -234,13 +235,25 @@ class NodePerformer:
         )
 
     def _measure(self, action: StartMeasure) -> None:
+        instance_id, shape = action.instance_id, action.shape
+
+        def measure() -> CountedIteration:
+            if action.counted:
+                return self._engine.count_operators(instance_id, shape)
+            elapsed_s = self._engine.measure(instance_id, shape)
+            return CountedIteration(elapsed_s=elapsed_s, operators=())
+
         self._lanes.run(
             Lane.COMPUTE,
-            lambda: self._engine.measure(action.instance_id, action.shape),
+            measure,
             lambda result: (
-                failure(MeasureBroke, result, instance_id=action.instance_id)
+                failure(MeasureBroke, result, instance_id=instance_id)
                 if isinstance(result, MeshError)
-                else MeasureFinished(instance_id=action.instance_id, elapsed_s=result)
+                else MeasureFinished(
+                    instance_id=instance_id,
+                    elapsed_s=result.elapsed_s,
+                    operators=result.operators,
+                )
             ),
         )
 

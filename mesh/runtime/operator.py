@@ -36,7 +36,9 @@ class Operator(Protocol):
 
     def undo(self, name: DeploymentName, to: int | None) -> Replies: ...
 
-    def profile(self, name: DeploymentName, node_id: NodeId | None) -> Replies: ...
+    def profile(
+        self, name: DeploymentName, node_id: NodeId | None, *, operators: bool = False
+    ) -> Replies: ...
 
     def scale(
         self,

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CountedIteration, IterationShape
 from mesh.domain.steps import KvChunk, KvHeader, LoadTier, PrefixChange, part_bytes
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kept_caches import KeptCaches
@@ -23,7 +23,7 @@ from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shared_weights import SharedWeights, counted_once
 from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
 from mesh.runtime.kv_layout import check_header, check_range, checked_chunks, chunk_of
-from mesh.runtime.measurable import check_measurable
+from mesh.runtime.measurable import check_measurable, no_counters
 from mesh.sim.sequences import CountedPlaces, Instance
 
 _SEQUENCES = attrgetter("sequences")
@@ -49,6 +49,9 @@ class VirtualEngine:
 
     def watch(self, ended: Ended) -> None:
         self._ended = ended
+
+    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+        raise no_counters("an engine without a model")
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         progress("nothing to prepare", 1.0)

@@ -621,17 +621,21 @@ class ProfileInstance(_message.Message):
 
     OPERATION_ID_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    OPERATORS_FIELD_NUMBER: _builtins.int
     operation_id: _builtins.str
     instance_id: _builtins.str
+    operators: _builtins.bool
+    """Count what operators take, too."""
     def __init__(
         self,
         *,
         operation_id: _builtins.str = ...,
         instance_id: _builtins.str = ...,
+        operators: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "operation_id", b"operation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "operation_id", b"operation_id", "operators", b"operators"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

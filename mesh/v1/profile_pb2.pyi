@@ -69,6 +69,7 @@ class Profile(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     MEASURED_AS_FIELD_NUMBER: _builtins.int
+    OPERATORS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     device: _builtins.str
     fingerprint: _builtins.str
@@ -99,6 +100,10 @@ class Profile(_message.Message):
     def mixture(self) -> _model_pb2.Mixture:
         """The model's."""
 
+    @_builtins.property
+    def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorTimes]:
+        """Empty: they were never counted."""
+
     def __init__(
         self,
         *,
@@ -118,14 +123,45 @@ class Profile(_message.Message):
         source: _builtins.str = ...,
         shape: _builtins.str = ...,
         measured_as: _builtins.str = ...,
+        operators: _abc.Iterable[Global___OperatorTimes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "mixture", b"mixture", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_as", b"measured_as", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "shape", b"shape", "source", b"source", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_as", b"measured_as", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "operators", b"operators", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "shape", b"shape", "source", b"source", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Profile: _TypeAlias = Profile  # noqa: Y015
+
+@_typing.final
+class OperatorTimes(_message.Message):
+    """What one operator takes of iterations, all layers together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A Role, or "rest" for what no operator explains."""
+    @_builtins.property
+    def prefill(self) -> Global___Grid: ...
+    @_builtins.property
+    def decode(self) -> Global___Grid: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        prefill: Global___Grid | None = ...,
+        decode: Global___Grid | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "name", b"name", "prefill", b"prefill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorTimes: _TypeAlias = OperatorTimes  # noqa: Y015
 
 @_typing.final
 class Stalls(_message.Message):

@@ -244,15 +244,21 @@ class MeshClient:
         return self._operation(self._control.Drain(request), None)
 
     def profile(
-        self, name: DeploymentName, node_id: NodeId | None = None, progress: Progress | None = None
+        self,
+        name: DeploymentName,
+        node_id: NodeId | None = None,
+        progress: Progress | None = None,
+        *,
+        operators: bool = False,
     ) -> str:
         """Measure the deployment's model and wait until its profile is stored; what the controller
-        says of it in a word. None: on any node that has the model, or has room for it.
+        says of it in a word. None: on any node that has the model, or has room for it. `operators`:
+        count what these take, too.
 
         Leaving before that (an exception from `progress`, Ctrl-C) cancels the measurement.
         """
         with _writing("a name"):
-            request = pb.ProfileRequest(name=name, node_id=node_id)
+            request = pb.ProfileRequest(name=name, node_id=node_id, operators=operators)
         return self._operation(self._control.Profile(request), progress)
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...]:

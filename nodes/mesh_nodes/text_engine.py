@@ -17,7 +17,7 @@ from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CountedIteration, IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import (
@@ -226,6 +226,9 @@ class TextEngine:
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._inner.measure(instance_id, shape)
+
+    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+        return self._inner.count_operators(instance_id, shape)
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         return self._inner.resize_kv(instance_id, kv_blocks)

@@ -11,7 +11,7 @@ import pytest
 from mesh.cli import profile_plot
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.profile import Grid
+from mesh.domain.profile import REST, Grid, OperatorTimes
 from mesh.domain.views import NodeSnapshot, ProfileView
 from tests.cli.conftest import STEP_S, RunningCell
 from tests.cli.running import Ran, mesh
@@ -32,6 +32,29 @@ SCALED = ProfileView(
     nodes=(NodeId("cpu9"),),
 )
 
+COUNTED = replace(
+    MEASURED,
+    profile=replace(
+        MEASURED.profile,
+        operators=tuple(
+            OperatorTimes(name=name, prefill=MEASURED.profile.prefill, decode=ONE_COLUMN)
+            for name in ("attention", REST)
+        ),
+    ),
+)
+OPERATORS = (
+    "\n"
+    "prefill_ms by operator\n"
+    "OPERATOR   TOKENS_1  TOKENS_256\n"
+    "attention      1.00       20.00\n"
+    "rest           1.00       20.00\n"
+    "\n"
+    "decode_ms by operator\n"
+    "OPERATOR   BATCH_1_AT_0  BATCH_256_AT_0\n"
+    "attention          1.00          250.00\n"
+    "rest               1.00          250.00\n"
+)
+
 
 @dataclass
 class Client:
@@ -41,6 +64,7 @@ class Client:
     measures: ProfileView | None = None
     failure: MeshError | None = None
     measured_on: list[NodeId | None] = field(default_factory=list)
+    counted: list[bool] = field(default_factory=list)
 
     def __enter__(self) -> "Client":
         return self
@@ -57,9 +81,15 @@ class Client:
         return tuple(replace(NODE, node_id=NodeId(name)) for name in ("cpu0", "cpu1", "cpu9"))
 
     def profile(
-        self, name: DeploymentName, node_id: NodeId | None, progress: Callable[[str, float], None]
+        self,
+        name: DeploymentName,
+        node_id: NodeId | None,
+        progress: Callable[[str, float], None],
+        *,
+        operators: bool,
     ) -> str:
         self.measured_on.append(node_id)
+        self.counted.append(operators)
         progress("loading", 0.0)
         progress("prefill of 256 tokens", 0.5)
         if self.failure is not None:
@@ -122,6 +152,32 @@ def test_show_prints_two_tables_for_each_fingerprint(client: Client) -> None:
         "   32        4.00         8.00\n"
     )
     assert client.measured_on == []
+
+
+def test_operators_are_counted_and_shown_where_they_are_wanted(client: Client) -> None:
+    client.measures = COUNTED
+    ran = mesh("profile", "chat", "--operators")
+    assert (ran.code, client.counted) == (0, [True])
+    assert ran.out == OPERATORS
+    assert mesh("profile", "chat", "--operators", "--show").out.endswith(OPERATORS)
+    assert "OPERATOR" not in mesh("profile", "chat", "--show").out
+    (shown,) = json.loads(mesh("profile", "chat", "--show", "-o", "json").out)
+    assert [each["name"] for each in shown["profile"]["operators"]] == ["attention", "rest"]
+
+
+def test_operators_that_nobody_has_counted_are_two_lines(client: Client) -> None:
+    client.known = [MEASURED]
+    ran = mesh("profile", "chat", "--operators", "--show")
+    assert ran.error_lines == (
+        "no operators of chat have been counted",
+        "run `mesh profile chat --operators`",
+    )
+    client.measures = MEASURED
+    ran = mesh("profile", "chat", "--operators")
+    assert ran.err.splitlines()[-2:] == [
+        "error: chat was measured, but its node has counted no operators",
+        "hint: run controller and nodes of one version",
+    ]
 
 
 def test_show_for_a_node_prints_only_what_holds_there(client: Client) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId
+from mesh.domain.operators import Role
 from mesh.domain.profile import IterationShape
 from mesh.runtime.engine import Engine
 from tests.contract.conftest import LoadInstance
@@ -34,6 +35,18 @@ def test_every_shape_of_requests_is_timed(driver: Driver) -> None:
         assert driver.measure(**shape) > 0
         assert driver.measure(**shape) > 0
         assert driver.books.kv_blocks_used == 0
+
+
+def test_operators_are_counted_or_the_engine_says_that_it_cannot(driver: Driver) -> None:
+    driver.engine.bound_memory(2**40)
+    if driver.engine.capabilities.name != "openvino":
+        with pytest.raises(EngineError, match="has no counters of operators"):
+            driver.engine.count_operators(driver.instance_id, IterationShape(prefill_tokens=8))
+        return
+    counted = driver.engine.count_operators(driver.instance_id, IterationShape(prefill_tokens=8))
+    assert counted.elapsed_s > 0
+    assert {name for name, _ in counted.operators} <= set(Role)
+    assert driver.books.kv_blocks_used == 0
 
 
 def test_nothing_is_left_to_compute_after_a_measure(driver: Driver) -> None:

@@ -31,7 +31,7 @@ from mesh.domain.node_events import (
     NodeEvent,
     StepFinished,
 )
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CountedIteration, IterationShape
 from mesh.domain.request import KvSource, SamplingParams
 from mesh.domain.steps import EngineCapabilities, KvChunk, KvHeader, LoadTier, StepResult
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
@@ -111,6 +111,20 @@ def test_a_measure_that_fails_comes_back_with_its_cause(engine: ScriptedEngine) 
     assert isinstance(event, MeasureBroke)
     assert (event.instance_id, event.error) == (INSTANCE, "EngineError")
     assert "257 tokens" in event.message
+
+
+def test_operators_are_counted_only_where_that_was_asked_for(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = CountedIteration(elapsed_s=0.2, operators=(("down", 0.1),))
+    monkeypatch.setattr(ScriptedEngine, "count_operators", lambda *_: counted)
+    action = StartMeasure(instance_id=INSTANCE, shape=SHAPE, counted=True)
+    assert perform(engine, action)[1] == MeasureFinished(
+        instance_id=INSTANCE, elapsed_s=0.2, operators=(("down", 0.1),)
+    )
+    _, event = perform(engine, replace(action, counted=False))
+    assert isinstance(event, MeasureFinished)
+    assert event.operators == ()
 
 
 def submit(engine: ScriptedEngine, name: str, max_tokens: int) -> None:

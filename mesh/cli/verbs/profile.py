@@ -47,10 +47,21 @@ def _plot_path(_: click.Context, __: click.Parameter, value: str | None) -> Path
     callback=_plot_path,
     help="Draw the times to a .png, .svg or .pdf file.",
 )
+@click.option(
+    "--operators",
+    is_flag=True,
+    help="Count what operators (attention, matrix products, norms) take, too, or show it.",
+)
 @format_option
 @controller_option
 def profile(
-    name: str, node: str | None, show: bool | None, plot: Path | None, form: Format, address: str
+    name: str,
+    node: str | None,
+    show: bool | None,
+    plot: Path | None,
+    operators: bool,
+    form: Format,
+    address: str,
 ) -> None:
     """Measure iteration times of a deployment's model, or show what is known."""
     if plot is not None:
@@ -58,17 +69,17 @@ def profile(
     deployment, node_id = DeploymentName(name), None if node is None else NodeId(node)
     with MeshClient(address) as client:
         if show or (show is None and plot is not None):
-            views = _known(client, deployment, node_id)
-            _show(views, form, whole=node_id is None)
+            views = _known(client, deployment, node_id, operators=operators)
+            _show(views, form, whole=node_id is None, operators=operators)
         else:
-            views = (_measure(client, deployment, node_id),)
-            _tell(name, views[0], form)
+            views = (_measure(client, deployment, node_id, operators=operators),)
+            _tell(name, views[0], form, operators=operators)
     if plot is not None:
         _draw(name, views, plot)
 
 
 def _known(
-    client: MeshClient, name: DeploymentName, node_id: NodeId | None
+    client: MeshClient, name: DeploymentName, node_id: NodeId | None, *, operators: bool
 ) -> tuple[ProfileView, ...]:
     """Raises NotFound when there is nothing to show, so that an answer holds at least one."""
     views = client.profiles(name)
@@ -82,17 +93,24 @@ def _known(
         raise NotFound(
             f"no profile of {name} is known{where}", hint=f"run `mesh profile {name}{wanted}`"
         )
+    if operators and not any(view.profile.operators for view in views):
+        raise NotFound(
+            f"no operators of {name} have been counted",
+            hint=f"run `mesh profile {name} --operators`",
+        )
     return views
 
 
-def _measure(client: MeshClient, name: DeploymentName, node_id: NodeId | None) -> ProfileView:
+def _measure(
+    client: MeshClient, name: DeploymentName, node_id: NodeId | None, *, operators: bool
+) -> ProfileView:
     """Measure, and find among what is known then what this has added."""
     try:
         before = {view.profile for view in client.profiles(name)}
     except NotFound:
         before = set()  # if it is the deployment that is missing, measuring says so
     with progress(name) as report:
-        client.profile(name, node_id, report)
+        client.profile(name, node_id, report, operators=operators)
     measured = [view for view in client.profiles(name) if view.profile.measured]
     if node_id is not None:
         measured = [view for view in measured if node_id in view.nodes] or measured
@@ -102,10 +120,15 @@ def _measure(client: MeshClient, name: DeploymentName, node_id: NodeId | None) -
             f"{name} was measured, but its profile has gone since",
             hint=f"`mesh logs {name}` shows what happened",
         )
+    if operators and not fresh[0].profile.operators:
+        raise NotFound(
+            f"{name} was measured, but its node has counted no operators",
+            hint="run controller and nodes of one version",
+        )
     return fresh[0]
 
 
-def _tell(name: str, view: ProfileView, form: Format) -> None:
+def _tell(name: str, view: ProfileView, form: Format, *, operators: bool) -> None:
     if form is not Format.TABLE:
         output.structured(view, form)
         return
@@ -113,9 +136,17 @@ def _tell(name: str, view: ProfileView, form: Format) -> None:
     nodes = ", ".join(view.nodes) or "no node that is here now"
     output.message(f"{name}: {tables.origin(profile)}, on {profile.hardware}")
     output.message(f"{name}: kept under fingerprint {profile.fingerprint}; holds for {nodes}")
+    if operators:
+        _show_operators(view)
 
 
-def _show(views: Sequence[ProfileView], form: Format, *, whole: bool) -> None:
+def _show_operators(view: ProfileView) -> None:
+    for title, headings, rows in tables.operators(view.profile):
+        output.text(f"\n{title}")
+        output.table(output.text_columns(headings), rows)
+
+
+def _show(views: Sequence[ProfileView], form: Format, *, whole: bool, operators: bool) -> None:
     """All of them, or the only one that holds for a node."""
     if form is not Format.TABLE:
         output.structured(views if whole else views[0], form)
@@ -129,6 +160,8 @@ def _show(views: Sequence[ProfileView], form: Format, *, whole: bool) -> None:
         output.table(*tables.prefill(prefill))
         output.text(f"\n{tables.DECODE}")
         output.table(*tables.decode(decode))
+        if operators:
+            _show_operators(view)
 
 
 def _draw(name: str, views: Sequence[ProfileView], path: Path) -> None:

@@ -41,7 +41,11 @@ def request_profile(ctx: EventContext, asked: ProfileRequested) -> None:
         reply_error(ctx, asked.operation_id, error, node, hint)
         return
     operation = OperationEntry(
-        operation_id=asked.operation_id, kind=OperationKind.PROFILE, name=entry.name, node=node
+        operation_id=asked.operation_id,
+        kind=OperationKind.PROFILE,
+        name=entry.name,
+        node=node,
+        operators=asked.operators,
     )
     if begin(ctx, operation):
         ctx.wake_all()
@@ -132,7 +136,11 @@ def _measure(ctx: EventContext, operation: OperationEntry, instance: InstanceEnt
             resize(ctx, instance, target, ctx.now_s)
             return
     operation.note_measuring()
-    command = ProfileInstance(operation_id=operation.operation_id, instance_id=instance.instance_id)
+    command = ProfileInstance(
+        operation_id=operation.operation_id,
+        instance_id=instance.instance_id,
+        operators=operation.operators,
+    )
     ctx.act(SendCommand(link_id=node.link_id, command=command))
 
 

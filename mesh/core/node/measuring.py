@@ -11,6 +11,7 @@ it. These pieces are short, and give way to whatever comes: a request, a load, a
 
 from dataclasses import replace
 
+from mesh.compute.operators import OperatorSurvey
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
 from mesh.core.node import priming
@@ -54,15 +55,29 @@ def start(
 ) -> None:
     """Begin to measure; `prefill_tokens` is the largest chunk that an iteration may have."""
     instance = node.instances.get(command.instance_id)
+    counting = None
     if node.survey is not None and node.survey.operation_id is not None:
         busy = node.survey.instance.instance_id
         _fail(ctx, command.operation_id, f"the node measures {busy} at the moment")
     elif instance is None or instance.footprint is None or instance.state is not LocalState.READY:
         _fail(ctx, command.operation_id, f"{command.instance_id} is not ready on its node")
     else:
-        blocks = instance.kv_blocks_next
-        survey = _survey(instance, blocks * instance.footprint.block_tokens, prefill_tokens)
-        local = LocalSurvey(operation_id=command.operation_id, instance=instance, survey=survey)
+        kv_tokens = instance.kv_blocks_next * instance.footprint.block_tokens
+        survey = _survey(instance, kv_tokens, prefill_tokens)
+        if command.operators:
+            counting = OperatorSurvey(
+                context_tokens_max=instance.command.context_tokens_max,
+                batch_max=instance.command.batch_max,
+                kv_tokens=kv_tokens,
+                prefill_tokens_max=prefill_tokens,
+                expected_s=Times(instance.profile).iteration_s,
+            )
+        local = LocalSurvey(
+            operation_id=command.operation_id,
+            instance=instance,
+            survey=survey,
+            counting=counting,
+        )
         node.begin_survey(local)
         phase = "wait until the node has nothing else to compute"
         ctx.report(ProfileProgress(operation_id=command.operation_id, phase=phase, share=0.0))
@@ -104,19 +119,26 @@ def grant(ctx: NodeEventContext, node: LocalNode, *, primes: bool) -> None:
         if primes and not priming.grant(ctx, node):
             _grant_at_rest(ctx, node)
         return
-    shape = running.survey.next_shape()
+    counted = running.counting.next_shape() if running.counting is not None else None
+    shape = counted or running.survey.next_shape()
     if shape is None:
         _finish(ctx, node, running)
     else:
-        _time(ctx, node, running, shape)
+        _time(ctx, node, running, shape, counted=counted is not None)
 
 
 def _time(
-    ctx: NodeEventContext, node: LocalNode, running: LocalSurvey, shape: IterationShape
+    ctx: NodeEventContext,
+    node: LocalNode,
+    running: LocalSurvey,
+    shape: IterationShape,
+    *,
+    counted: bool = False,
 ) -> None:
     node.begin_measured(running.instance, ctx.now_s)
     running.ask()
-    ctx.engine(StartMeasure(instance_id=running.instance.instance_id, shape=shape))
+    instance_id = running.instance.instance_id
+    ctx.engine(StartMeasure(instance_id=instance_id, shape=shape, counted=counted))
 
 
 def _grant_at_rest(ctx: NodeEventContext, node: LocalNode) -> None:
@@ -177,20 +199,45 @@ def measured(ctx: NodeEventContext, node: LocalNode, event: MeasureFinished | Me
     if running is None or not running.asked:
         return
     running.answered()
-    operation_id = running.operation_id
-    if isinstance(event, MeasureBroke):
+    operation_id, phase = running.operation_id, running.survey.phase
+    if running.counting is not None and running.counting.next_shape() is not None:
+        phase = "count operators"
+        _note_counted(ctx, node, running.counting, event)
+    elif isinstance(event, MeasureBroke):
         running.survey.skip()
     elif operation_id is None:
         _note_piece(running, event.elapsed_s)
     else:
         running.survey.note(event.elapsed_s)
-    if operation_id is None:
+    if operation_id is None or node.survey is not running:
         return
-    share = running.survey.share
+    share = running.share
     if share >= running.told_share + PROGRESS_SHARE:
         running.note_told(share)
+        ctx.report(ProfileProgress(operation_id=operation_id, phase=phase, share=share))
+
+
+def _note_counted(
+    ctx: NodeEventContext,
+    node: LocalNode,
+    counting: OperatorSurvey,
+    event: MeasureFinished | MeasureBroke,
+) -> None:
+    """An engine that counts nothing says so at once, before anything takes minutes."""
+    running = node.survey
+    if isinstance(event, MeasureFinished):
+        counting.note(event.elapsed_s, event.operators)
+    elif counting.begun or running is None or running.operation_id is None:
+        counting.skip()
+    else:
+        node.end_survey()
         ctx.report(
-            ProfileProgress(operation_id=operation_id, phase=running.survey.phase, share=share)
+            ProfileFailed(
+                operation_id=running.operation_id,
+                error=event.error,
+                message=event.message,
+                hint=event.hint,
+            )
         )
 
 
@@ -239,6 +286,9 @@ def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> Non
     instance.note_surveyed(running.source)
     try:
         prefill, decode = survey.grids()
+        operators = instance.profile.operators
+        if running.counting is not None:
+            operators = running.counting.operators(prefill, decode)
     except EngineError as error:
         if running.operation_id is not None:
             _fail(ctx, running.operation_id, error.message)
@@ -251,6 +301,7 @@ def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> Non
         measured_s=survey.measured_s,
         source=running.source,
         measured_as="",
+        operators=operators,
     )
     instance.use_profile(profile)
     if running.operation_id is None:

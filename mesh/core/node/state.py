@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from mesh.compute.correction import Correction
+from mesh.compute.operators import OperatorSurvey
 from mesh.compute.survey import Survey
 from mesh.core.node.energy import EnergyMeter
 from mesh.core.node.local_cache import LocalCache
@@ -76,6 +77,8 @@ class LocalSurvey:
     """
     instance: LocalInstance
     survey: Survey
+    counting: OperatorSurvey | None = None
+    """What is counted before the survey where operators are wanted."""
     source: ProfileSource = ProfileSource.SURVEY
     predicted_s: float = 0.0
     """The predicted seconds of all that has been timed so far."""
@@ -88,6 +91,12 @@ class LocalSurvey:
 
     def answered(self) -> None:
         self.asked = False
+
+    @property
+    def share(self) -> float:
+        """The share that is done, 0 to 1."""
+        counting = self.counting
+        return self.survey.share if counting is None else (counting.share + self.survey.share) / 2
 
     @property
     def slower(self) -> float:

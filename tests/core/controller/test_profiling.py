@@ -104,6 +104,13 @@ def test_an_instance_that_is_up_is_measured_at_once() -> None:
     assert commands(asked, LoadInstance) == []
 
 
+def test_operators_are_counted_where_the_caller_wants_them() -> None:
+    cell = unmeasured_cell()
+    cell.join(node("n1", instance("i1", "chat")))
+    asked = cell.tell(ProfileRequested(operation_id=OP, name=CHAT, operators=True))
+    assert [command.operators for command in commands(asked, ProfileInstance)] == [True]
+
+
 def test_where_none_is_up_one_is_loaded_and_kept_until_it_is_measured() -> None:
     cell = unmeasured_cell("chat", "other")
     link, _ = cell.join(hello(memory_bytes=150 * MIB))

@@ -26,7 +26,8 @@ from mesh.domain.node_events import (
     MeasureBroke,
     MeasureFinished,
 )
-from mesh.domain.profile import IterationShape
+from mesh.domain.operators import Role
+from mesh.domain.profile import REST, IterationShape
 from mesh.domain.reasons import FinishReason
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, reports, token
@@ -85,6 +86,48 @@ def test_one_shape_after_another_is_timed_and_a_measured_profile_comes_of_it() -
     assert shares == sorted(shares)
     assert len(shares) <= 100
     assert finish(node) == [], "it is over"
+
+
+def test_where_operators_are_wanted_they_are_counted_before_the_survey() -> None:
+    node = NodeUnderTest("i1")
+    asked = only(node.command(replace(profile_command(), operators=True)), StartMeasure)
+    said: list[NodeAction] = []
+    while asked.counted:
+        counted = MeasureFinished(
+            instance_id=I1, elapsed_s=ENOUGH_S, operators=((Role.DOWN, 0.75 * ENOUGH_S),)
+        )
+        actions = node.tell(counted)
+        said += actions
+        asked = only(actions, StartMeasure)
+    said += finish_all(node)
+    down, rest = only(reports(said), ProfileDone).profile.operators
+    assert (down.name, rest.name) == (Role.DOWN, REST)
+    assert down.decode.at(1, 128) == pytest.approx(0.75 * ENOUGH_S)
+    assert rest.prefill.at(1, 0) == pytest.approx(0.25 * ENOUGH_S)
+    shares = [report.share for report in of_kind(reports(said), ProfileProgress)]
+    assert shares == sorted(shares)
+
+
+def test_an_engine_that_counts_no_operators_says_so_before_anything_is_timed() -> None:
+    node = NodeUnderTest("i1")
+    node.command(replace(profile_command(), operators=True))
+    broke = MeasureBroke(instance_id=I1, error="EngineError", message="no counters", hint="none")
+    actions = node.tell(broke)
+    assert failures(actions) == [
+        ProfileFailed(operation_id=OP, error="EngineError", message="no counters", hint="none")
+    ]
+    assert not of_kind(actions, StartMeasure)
+
+
+def test_a_size_that_cannot_be_counted_is_left_out() -> None:
+    node = NodeUnderTest("i1")
+    asked = only(node.command(replace(profile_command(), operators=True)), StartMeasure)
+    done = MeasureFinished(instance_id=I1, elapsed_s=ENOUGH_S, operators=((Role.DOWN, 0.1),))
+    node.tell(done)
+    broke = MeasureBroke(instance_id=I1, error="OutOfMemory", message="too few blocks")
+    after = only(node.tell(broke), StartMeasure)
+    assert after.counted
+    assert after.shape != asked.shape
 
 
 def test_what_was_measured_is_used_at_once() -> None:

@@ -26,6 +26,8 @@ class OperationEntry:
     revisions: Revisions | None = None
     """The revisions that are stored with it, where the deployment was there before."""
     instance: InstanceEntry | None = None
+    operators: bool = False
+    """What operators take is counted, too."""
     measuring: bool = False
     """The node has been asked to measure."""
     pending_profile: Profile | None = None

@@ -235,6 +235,28 @@ class Compiler:
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph
 
+    def counted(self, order: LoadOrder) -> CompiledGraph:
+        """Another compiled model of a loaded instance's, with counters, whose nodes are named by
+        their roles. It takes the weights once more. Raises OutOfMemory or EngineError.
+        """
+        model, path = order.model, order.model_path
+        if model.format is ModelFormat.OPENVINO_IR or model.task is not None:
+            what = (
+                "an exported graph" if model.task is None else f"a model that serves {model.task}"
+            )
+            raise EngineError(
+                f"{model.model_id} is {what}, of which no operators are counted",
+                hint="profile it without --operators",
+            )
+        precision = self._precision(model)
+        with engine_errors(f"model {model.model_id} cannot be compiled to be counted"):
+            architecture = read_architecture(path)
+            maps, weights = self._read_weights(architecture, path, precision)
+            context_tokens_max = order.context_tokens_max
+            graph = build_graph(architecture, weights, context_tokens_max, by_role=True)
+            properties = self._properties_of(precision, model.precision) | {"PERF_COUNT": True}
+            return CompiledGraph(self._compile(graph, properties), weights, maps)
+
     def shared(self, order: LoadOrder) -> CompiledGraph | None:
         """What a further instance of the order's model would share, if any."""
         return self._in_use.get(self.place(order))

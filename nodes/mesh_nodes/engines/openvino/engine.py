@@ -20,7 +20,7 @@ from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CountedIteration, IterationShape
 from mesh.domain.steps import (
     Decode,
     HeldModel,
@@ -54,6 +54,7 @@ from mesh_nodes.engines.openvino.compilation import (
     engine_errors,
     return_memory,
 )
+from mesh_nodes.engines.openvino.counting import OperatorCounters
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.instance import Instance, KeptKv
 from mesh_nodes.engines.openvino.kv_cache import KvResize
@@ -155,6 +156,9 @@ class OpenVinoEngine:
             available_bytes=available_bytes,
             instances=self._loaded,
         )
+        self._counters = OperatorCounters(
+            self._compiler, self._budget, available_bytes=available_bytes
+        )
         self._loads_begun = self._loads_ended = 0
         self._computing, self._worked_s = False, 0.0
         self._prepared: dict[InstanceId, Path] = {}
@@ -249,6 +253,7 @@ class OpenVinoEngine:
         if instance is None:
             return
         self._own_graphs.forget(instance)
+        self._counters.drop()
         kept = instance.leave_blocks()
         if kept is not None:
             self._kept.put(instance.order, kept)
@@ -276,6 +281,7 @@ class OpenVinoEngine:
                     self._prepared[instance_id] = self._prepared_folder(order)
         elif instance.resident and not resident:
             self._own_graphs.forget(instance)
+            self._counters.drop()
             with self._moves_memory():
                 instance.leave()
                 return_memory()
@@ -317,6 +323,10 @@ class OpenVinoEngine:
         with self._computes():
             return self._instance(instance_id).measure(shape)
 
+    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+        with self._computes():
+            return self._counters.count(self._instance(instance_id), shape)
+
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         start_s = time.perf_counter()
         blocks = self._instance(instance_id).resize_kv(kv_blocks)
@@ -331,6 +341,7 @@ class OpenVinoEngine:
 
     def bound_memory(self, memory_bytes: int) -> None:
         self._budget.bound(memory_bytes)
+        self._counters.drop_unused()
         self._own_graphs.give_back_beside()
         if self.rests():
             self._own_graphs.make_at_rest()
@@ -340,13 +351,14 @@ class OpenVinoEngine:
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         """The memory of each instance. Weights that several instances share are counted with the
-        first of them, and a compiled model that is being made for one alone, with that one.
+        first of them, and a compiled model that is being made for one alone, or that counts, with
+        that one.
         """
         instances = self._loaded()
         held = [instance.memory() for instance in instances]
         sizes = [(m.weights_bytes, i.shared_weights) for m, i in zip(held, instances, strict=True)]
         counted = zip(held, counted_once(sizes), strict=True)
-        making = self._own_graphs.making
+        making = {**self._own_graphs.making, **self._counters.taken}
         return tuple(
             replace(memory, weights_bytes=size + making.get(memory.instance_id, 0))
             for memory, size in counted
@@ -363,6 +375,7 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         self._pages.close()
+        self._counters.drop()
         self._own_graphs.close()
         self._blob_maker.close()
         for instance_id in list(self._instances):
@@ -433,6 +446,7 @@ class OpenVinoEngine:
             try:
                 gone_bytes = self._budget.begin_load(order.instance_id, wanted_bytes - kept_bytes)
                 self._own_graphs.give_back()
+                self._counters.drop()
                 # Of what it takes over, its blocks hold so much already.
                 held_bytes = 0 if kept is None else min(kept.held_bytes, kept_bytes)
                 self._await_memory(order.instance_id, wanted_bytes - held_bytes, gone_bytes)

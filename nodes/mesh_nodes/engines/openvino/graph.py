@@ -13,6 +13,7 @@ import openvino.opset13 as ops
 from openvino import Node, Type
 
 from mesh.domain.model import Task
+from mesh.domain.operators import Role
 from mesh_nodes.engines.openvino.architecture import SILU, Architecture, Encoder, Experts, Rope
 from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.paged_attention import (
@@ -34,19 +35,39 @@ ROPE_TABLES = (COSINE, SINE, LOCAL_COSINE, LOCAL_SINE)
 
 
 def build_graph(
-    architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
+    architecture: Architecture,
+    weights: Mapping[str, Array],
+    context_tokens_max: int,
+    *,
+    by_role: bool = False,
 ) -> ov.Model:
     """Inputs: those of `paged_attention`. Output: logits [sampled, 1, vocabulary], f32; with a task
-    hidden states [sampled, 1, width], or scores [sampled, 1, 1] before their sigmoid.
+    hidden states [sampled, 1, width], or scores [sampled, 1, 1] before their sigmoid. `by_role`:
+    a decoder's nodes have names that `role_of` reads.
     """
-    return _Builder(architecture, weights, context_tokens_max).model()
+    return _Builder(architecture, weights, context_tokens_max, by_role=by_role).model()
+
+
+def role_of(name: str) -> Role | None:
+    """The role that a node of a graph that was built `by_role` is named by."""
+    role = name.partition(".")[0]
+    return Role(role) if role in _ROLES else None
+
+
+_ROLES = frozenset(role.value for role in Role)
 
 
 class _Builder:
     def __init__(
-        self, architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, Array],
+        context_tokens_max: int,
+        *,
+        by_role: bool = False,
     ) -> None:
         self._a = architecture
+        self._marked: set[str] | None = set() if by_role else None
         self._weights = in_halves(weights, lambda both: np.split(both, 2))
         self._constants = dict[str, Node]()
         self._matrices = dict[str, Node]()
@@ -128,17 +149,18 @@ class _Builder:
         x = ops.unsqueeze(self._embedded(), _shape(1))
         if self._a.embedding_scale != 1.0:
             x = ops.multiply(x, _number(self._a.embedding_scale))
+        self._mark(Role.EMBEDDING, x)
         for layer in range(self._a.layers):
             attended, prefix = self._attend(layer, x), f"layers.{layer}"
             if self._a.norms_around:
                 attended = self._norm(attended, f"{prefix}.attended_norm", rank=3)
-            x = ops.add(x, attended)
+            x = self._mark(Role.RESIDUAL, ops.add(x, attended))
             fed = self._norm(x, f"{prefix}.mlp_norm", rank=3)
             feed = self._mixture if self._a.is_mixture(layer) else self._mlp
             fed = feed(prefix, fed)
             if self._a.norms_around:
                 fed = self._norm(fed, f"{prefix}.fed_norm", rank=3)
-            x = ops.add(x, fed)
+            x = self._mark(Role.RESIDUAL, ops.add(x, fed))
         x = self._norm(_gather(x, self._sampled), "norm", rank=3)
         if self._a.task is not None:
             return x
@@ -146,7 +168,20 @@ class _Builder:
         if self._a.logit_cap:
             cap = _number(self._a.logit_cap)
             logits = ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
-        return logits
+        return self._mark(Role.HEAD, logits)
+
+    def _mark(self, role: Role, output: Node) -> Node:
+        """Name what has come into the graph since the last mark and leads to this node."""
+        left = [] if self._marked is None else [output]
+        while left and self._marked is not None:
+            node = left.pop()
+            if node.get_name() in self._marked:
+                continue
+            self._marked.add(node.get_name())
+            if node.get_type_name() not in ("Constant", "Parameter"):
+                node.set_friendly_name(f"{role}.{len(self._marked)}")
+            left += [source.get_node() for source in node.input_values()]
+        return output
 
     def _embedded(self) -> Node:
         """[tokens, width]. Of 4 bits only these rows are unpacked, two weights from a byte."""
@@ -172,6 +207,7 @@ class _Builder:
         fused = self._linear(self._norm(x, f"{prefix}.input_norm", rank=3), f"{prefix}.qkv")
         widths = [a.attention_heads * a.head_size, a.kv_heads * a.head_size]
         split = ops.variadic_split(fused, _scalar(2), _shape(widths[0], widths[1], widths[1]))
+        self._mark(Role.QKV, split)
         window = a.window(layer)
         rotation = self._local_rotation if window else self._rotation
         q = self._heads(split.output(0), a.attention_heads, f"{prefix}.q_norm", rotation)
@@ -192,7 +228,8 @@ class _Builder:
         attended = self._attention.attend(layer, q, k, v, shape)
         width = a.attention_heads * a.head_size
         attended = ops.reshape(attended.output(0), _shape(-1, 1, width), False)
-        return self._linear(attended, f"layers.{layer}.output")
+        self._mark(Role.ATTENTION, attended)
+        return self._mark(Role.OUTPUT, self._linear(attended, f"layers.{layer}.output"))
 
     def _heads(self, x: Node, heads: int, norm: str, rotation: tuple[Node, Node]) -> Node:
         """Queries or keys of [tokens, 1, heads * size], normed and rotated, as [tokens, …]."""
@@ -207,14 +244,17 @@ class _Builder:
             split = ops.variadic_split(x, _scalar(3), _shape(rotated, size - rotated))
             x = ops.concat([rotate(split.output(0), *rotation, rotated), split.output(1)], 3)
         x = ops.transpose(x, _shape(0, 2, 1, 3))
-        return ops.reshape(x, _shape(-1, heads * size), False)
+        return self._mark(Role.ROPE, ops.reshape(x, _shape(-1, heads * size), False))
 
     def _mlp(self, prefix: str, x: Node) -> Node:
         """The MLP of the normed input. Two products: the plugin takes the activation into that of
         the gate, and no rows of both have to be cut apart.
         """
-        gate, up = (self._linear(x, f"{prefix}.{name}") for name in ("gate", "up"))
-        return self._linear(self._gated(gate, up), f"{prefix}.down")
+        gate, up = (
+            self._mark(Role.GATE_UP, self._linear(x, f"{prefix}.{name}")) for name in ("gate", "up")
+        )
+        gated = self._mark(Role.ACTIVATION, self._gated(gate, up))
+        return self._mark(Role.DOWN, self._linear(gated, f"{prefix}.down"))
 
     def _gated(self, gate: Node, up: Node) -> Node:
         silu = self._a.activation == SILU
@@ -236,12 +276,13 @@ class _Builder:
         up = self._experts_matmul(tiled, f"{prefix}.experts.up")
         down = self._experts_matmul(ops.multiply(gate, up), f"{prefix}.experts.down")
         each = ops.reshape(down, _shape(experts.count, -1, 1, self._a.hidden_size), False)
-        shares = self._shares(tokens, f"{prefix}.router", experts)
+        shares = self._mark(Role.GATE, self._shares(tokens, f"{prefix}.router", experts))
         mixed = ops.reduce_sum(ops.multiply(each, shares), _shape(0), False)
+        self._mark(Role.EXPERTS, mixed)
         if experts.shared_intermediate_size:
             share = ops.sigmoid(self._linear(x, f"{prefix}.shared.router"))
             mixed = ops.add(mixed, ops.multiply(share, self._mlp(f"{prefix}.shared", x)))
-        return mixed
+        return self._mark(Role.SHARED_EXPERT, mixed)
 
     def _experts_matmul(self, x: Node, name: str) -> Node:
         """Multiplies [experts, tokens, columns] by the matrix of each expert."""
@@ -273,7 +314,7 @@ class _Builder:
         root = ops.sqrt(ops.add(mean, epsilon))
         scaled = ops.multiply(x, ops.divide(ops.constant(np.ones(ones, np.float32)), root))
         weights = self._weights[name].reshape(*ones[1:], -1)
-        return ops.multiply(_named(name, ops.constant(weights)), scaled)
+        return self._mark(Role.NORM, ops.multiply(_named(name, ops.constant(weights)), scaled))
 
     def _linear(self, x: Node, name: str) -> Node:
         y = ops.matmul(x, self._matrix(name), False, True)

@@ -8,6 +8,7 @@ by which the compiled graph comes and goes while all else stays.
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -66,8 +67,8 @@ class KeptKv:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
-    """What the instance computes with while its weights are there."""
+class Bound:
+    """A compiled graph, and what an instance computes with it by."""
 
     graph: CompiledGraph
     request: ov.InferRequest
@@ -106,7 +107,7 @@ class Instance:
         self._vectors = pool_of(order.model, order.model_path)
         """How requests end with vectors; `None` where they generate text."""
         self._budget = budget
-        self._bound: _Bound | None = None
+        self._bound: Bound | None = None
         self._running = threading.Lock()
         """It is held while the instance computes, and while what it computes with changes."""
         self._binding = threading.Lock()
@@ -210,13 +211,39 @@ class Instance:
         one that has left or is closed. Raises RuntimeError as OpenVINO does.
         """
         request = graph.model.create_infer_request()
-        bound = _Bound(graph, request, BatchInputs(graph.model, request))
+        bound = Bound(graph, request, BatchInputs(graph.model, request))
         with self._running, self._binding:
             if self._bound is None or self._closed:
                 return
             self._bind_cache(graph, request)
             self._bound, self.reached = bound, Reached()
             self._hold(self._booked.weights_bytes, self._share_of(graph))
+
+    def bound_beside(self, graph: CompiledGraph) -> Bound:
+        """Another compiled model of the same, once it has run, for `measure` alone. Raises
+        RuntimeError as OpenVINO does.
+        """
+        request = graph.model.create_infer_request()
+        bound = Bound(graph, request, BatchInputs(graph.model, request))
+        with self._running, self._lent_to(bound), graph.first_run():
+            bound.inputs.bind([])
+            request.infer(share_outputs=True)
+        return bound
+
+    @contextmanager
+    def _lent_to(self, bound: Bound) -> Iterator[Bound]:
+        """A block in which this computes in its KV cache, if it is not what does so anyway."""
+        own = self._require_bound()
+        if bound is own:
+            yield bound
+            return
+        with self._binding:
+            self._bind_cache(bound.graph, bound.request)
+        try:
+            yield bound
+        finally:
+            with self._binding:
+                self._bind_cache(own.graph, own.request)
 
     def leave(self) -> None:
         """Let the compiled graph go. Requests and KV cache stay as they are."""
@@ -233,7 +260,7 @@ class Instance:
         cannot be had, and RuntimeError as OpenVINO does. Then it is as it was before.
         """
         request = graph.model.create_infer_request()
-        bound = _Bound(graph, request, BatchInputs(graph.model, request))
+        bound = Bound(graph, request, BatchInputs(graph.model, request))
         try:
             with self._binding:
                 if self._closed:
@@ -383,9 +410,10 @@ class Instance:
         """See the engine port."""
         return self._pool.tell()
 
-    def measure(self, shape: IterationShape) -> float:
+    def measure(self, shape: IterationShape, by: Bound | None = None) -> float:
         """Seconds of one iteration; see the engine port. It is one of made-up sequences alone, in
-        blocks that are free; the books, which other threads read, never show them.
+        blocks that are free; the books, which other threads read, never show them. `by`: computed
+        by that in place of its own.
         """
         self._require_bound()
         assert self._cache is not None
@@ -403,10 +431,10 @@ class Instance:
                 sequence.reserve(sequence.left, self._pool)
                 self._cache.back(np.array(sequence.blocks(), np.int64))
             planned = plan(active, shape.prefill_tokens, self._pool)
-            start_s = time.perf_counter()
-            with self._running:
-                self._run(self._require_bound(), planned, measured=True)
-            return time.perf_counter() - start_s
+            with self._running, self._lent_to(by or self._require_bound()) as bound:
+                start_s = time.perf_counter()
+                self._run(bound, planned, measured=True)
+                return time.perf_counter() - start_s
         finally:
             for sequence in active:
                 sequence.release(self._pool)
@@ -483,7 +511,7 @@ class Instance:
             self._pool.block_bytes = self._cache.block_bytes
             self._pool.overflows = not self._cache.dense
 
-    def _require_bound(self) -> _Bound:
+    def _require_bound(self) -> Bound:
         if self._bound is None:
             raise EngineError(f"instance {self.instance_id} has no weights here: swap it in first")
         return self._bound
@@ -508,7 +536,7 @@ class Instance:
         )
 
     def _run(
-        self, bound: _Bound, planned: Plan, *, measured: bool = False
+        self, bound: Bound, planned: Plan, *, measured: bool = False
     ) -> tuple[RequestTokens, ...]:
         """Compute the plan, advance its sequences, let go of those that finish. No vectors are made
         of what is `measured`.
@@ -542,7 +570,7 @@ class Instance:
             for work, (token_id, logprobs) in zip(yielding, chosen, strict=True)
         )
 
-    def _note(self, bound: _Bound, done: list[Work], tokens: int, rows: int) -> None:
+    def _note(self, bound: Bound, done: list[Work], tokens: int, rows: int) -> None:
         """An iteration of so many tokens, of which so many rows came out, is over."""
         if tokens not in self.reached.sizes:
             bound.graph.release_read()
@@ -553,7 +581,7 @@ class Instance:
         for work in done:
             work.sequence.advance(work.tokens, self._pool)
 
-    def _pooled(self, bound: _Bound, done: list[Work], states: Floats) -> tuple[RequestTokens, ...]:
+    def _pooled(self, bound: Bound, done: list[Work], states: Floats) -> tuple[RequestTokens, ...]:
         """The vectors of those that are computed whole now, which end with them; `states` [rows,
         width] are the hidden states that were asked for.
         """
@@ -608,7 +636,7 @@ class Instance:
             pool=self._vectors,
         )
 
-    def _warm(self, bound: _Bound) -> None:
+    def _warm(self, bound: Bound) -> None:
         """Compute one token of nobody's. It touches neither sequences nor blocks: requests may come
         and go meanwhile.
         """

@@ -18,7 +18,7 @@ from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CountedIteration, IterationShape
 from mesh.domain.steps import (
     Decode,
     HeldModel,
@@ -39,6 +39,7 @@ from mesh.runtime.engine import (
     Progress,
     StepResult,
 )
+from mesh.runtime.measurable import no_counters
 from mesh_loader.digests import Verifier, Verify, require_originals
 from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.refusals import lacks_memory
@@ -290,6 +291,9 @@ class VllmEngine:
         remote = self._instance(instance_id)
         self._cached[instance_id].make_room()
         return cast(float, remote.call(Verb.MEASURE, shape))
+
+    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+        raise no_counters("the vLLM engine")
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         start_s = time.perf_counter()

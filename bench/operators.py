@@ -1,0 +1,367 @@
+"""What operators take of iterations, by the counters of the OpenVINO engine.
+
+The demo model and two made-up shapes, one after the other in this process: each is counted as
+`mesh profile NAME --operators` does it, and the sizes that were counted are timed without counters.
+Then sizes between them are timed, and beside them what operators and rest come to
+(`operator_sum_error`, in the mean). `rest_share` is what no operator explains, of all that was
+counted; `counter_cost` by how much longer a counted iteration takes, in turn with one that is not.
+Each shape is then estimated from each of the others, as if it had never been measured: by today's
+rule (`estimate_error_today`), and operator by operator (`estimate_error_operators`), in the mean
+over its sizes.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from statistics import mean, median
+
+from bench.demo_model import stored_model
+from bench.driving import INSTANCE, LoadedModel
+from bench.harness import Report, Table, show_status
+from bench.weights import model_of_zeros
+from mesh.compute.operators import OperatorSurvey
+from mesh.compute.scaling import Target, scaled
+from mesh.compute.survey import undisturbed_s
+from mesh.compute.tables import table
+from mesh.domain.operators import Role
+from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes, Profile
+from mesh.domain.reasons import DeviceKind
+from mesh_loader.store import StoredModel
+from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+
+CONTEXT_TOKENS, BATCH_MAX, CHUNK_TOKENS = 1536, 16, 512
+QUICK_CHUNK_TOKENS = 32
+KV_TOKENS = BATCH_MAX * 1056
+MEMORY_BYTES = 2**40
+"""The engine is told that it has so much: what there really is counts beside it."""
+ROUNDS, COST_ROUNDS = 5, 15
+BEFORE = IterationShape(decode_batch=2, decode_context_tokens=64)
+"""Prompts are timed behind an iteration of another size, decodes behind their like."""
+BETWEEN = (
+    *(IterationShape(prefill_tokens=n, prefill_past_tokens=256) for n in (3, 24)),
+    *(IterationShape(prefill_tokens=n) for n in (20, 96, 384)),
+    *(IterationShape(decode_batch=n, decode_context_tokens=300) for n in (1, 4, 12)),
+    IterationShape(decode_batch=6, decode_context_tokens=800),
+)
+"""Sizes that were not counted themselves."""
+COSTS = (
+    IterationShape(decode_batch=1, decode_context_tokens=128),
+    IterationShape(decode_batch=8, decode_context_tokens=128),
+    IterationShape(prefill_tokens=32),
+)
+
+
+def _llama(
+    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, tokens: int
+) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 8192,
+        "vocab_size": tokens,
+        "tie_word_embeddings": True,
+    }
+
+
+MADE_UP = {
+    "wide": _llama(1024, 2816, 8, 16, 4, 32000),
+    "deep": _llama(384, 1024, 40, 6, 2, 16384),
+}
+"""123 and 69 million parameters; the demo model has 135, in 30 layers 576 wide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """One shape, as it was measured."""
+
+    architecture: Architecture
+    profile: Profile
+    shapes: tuple[IterationShape, ...]
+    sum_errors: tuple[float, ...]
+    costs: tuple[float, ...]
+
+    @property
+    def rest_share(self) -> float:
+        """In the mean over the sizes that were counted."""
+        (rest,) = (each for each in self.profile.operators if each.name == REST)
+        return mean(_at(rest, shape) / _at(self.profile, shape) for shape in self.shapes)
+
+
+def _at(times: OperatorTimes | Profile, shape: IterationShape) -> float:
+    if shape.decode_batch:
+        return times.decode.at(shape.decode_batch, shape.decode_context_tokens)
+    return times.prefill.at(shape.prefill_tokens, shape.prefill_past_tokens)
+
+
+def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
+    engine = OpenVinoEngine()
+    engine.bound_memory(MEMORY_BYTES)
+    model = LoadedModel(
+        engine,
+        stored,
+        kv_tokens=KV_TOKENS,
+        context_tokens_max=CONTEXT_TOKENS,
+        batch_max=BATCH_MAX,
+    )
+    survey = OperatorSurvey(
+        context_tokens_max=CONTEXT_TOKENS,
+        batch_max=BATCH_MAX,
+        kv_tokens=KV_TOKENS,
+        prefill_tokens_max=chunk_tokens,
+        expected_s=lambda s: (
+            s.prefill_tokens + s.decode_batch * (1 + s.decode_context_tokens / 1e3)
+        ),
+    )
+    shapes: dict[IterationShape, None] = {}
+    while (shape := survey.next_shape()) is not None:
+        show_status(f"{name}: count, {100 * survey.share:.0f} %")
+        shapes[shape] = None
+        counted = engine.count_operators(INSTANCE, shape)
+        survey.note(counted.elapsed_s, counted.operators)
+
+    def whole_s(shape: IterationShape) -> float:
+        times_s = []
+        for _ in range(ROUNDS):
+            engine.measure(INSTANCE, BEFORE if shape.prefill_tokens else shape)
+            times_s.append(engine.measure(INSTANCE, shape))
+        return undisturbed_s(times_s)
+
+    show_status(f"{name}: time what was counted")
+    taken = {shape: whole_s(shape) for shape in shapes}
+    prefill, decode = _grids(taken)
+    footprint = model.footprint
+    profile = Profile(
+        model_id=stored.info.model_id,
+        device=DeviceKind.CPU,
+        fingerprint="here",
+        hardware="here",
+        cores=0,
+        parameters=stored.info.parameters,
+        weights_bytes=footprint.at_context(0).weights_bytes,
+        kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
+        prefill=prefill,
+        decode=decode,
+        operators=survey.operators(prefill, decode),
+    )
+    show_status(f"{name}: time sizes between them")
+    between = [s for s in BETWEEN if s.prefill_tokens <= chunk_tokens]
+    errors = [sum(_at(o, s) for o in profile.operators) / whole_s(s) - 1.0 for s in between]
+    costs = [_cost(engine, shape) for shape in COSTS]
+    engine.close()
+    return Counted(
+        architecture=read_architecture(stored.path),
+        profile=profile,
+        shapes=tuple(shapes),
+        sum_errors=tuple(abs(error) for error in errors),
+        costs=tuple(costs),
+    )
+
+
+def _cost(engine: OpenVinoEngine, shape: IterationShape) -> float:
+    """By how much a counted iteration takes longer: the median over pairs of neighbours."""
+    calls: list[Callable[[], float]] = [
+        lambda: engine.measure(INSTANCE, shape),
+        lambda: engine.count_operators(INSTANCE, shape).elapsed_s,
+    ]
+    ratios = []
+    for number in range(COST_ROUNDS):
+        for call in calls:
+            call()  # each model has seen another size before
+        order = calls[:: 1 if number % 2 else -1]
+        times_s = [call() for call in order][:: 1 if number % 2 else -1]
+        ratios.append(times_s[1] / times_s[0])
+    return median(ratios) - 1.0
+
+
+def _grids(taken: Mapping[IterationShape, float]) -> tuple[Grid, Grid]:
+    """The grids of prefill and decode."""
+
+    def grid(cells: Iterable[tuple[int, int, float]]) -> Grid:
+        found = {(row, column): seconds for row, column, seconds in cells}
+        rows, columns = (sorted({at[axis] for at in found}) for axis in (0, 1))
+        made = table(rows, columns, [[found.get((r, c)) for c in columns] for r in rows])
+        assert made is not None
+        return made
+
+    return (
+        grid(
+            (shape.prefill_tokens, shape.prefill_past_tokens, seconds)
+            for shape, seconds in taken.items()
+            if shape.prefill_tokens
+        ),
+        grid(
+            (shape.decode_batch, shape.decode_context_tokens, seconds)
+            for shape, seconds in taken.items()
+            if shape.decode_batch
+        ),
+    )
+
+
+def _sizes(a: Architecture) -> Mapping[str, float]:
+    """What an operator's time grows with from one row to the next, all layers together: the weights
+    of a product, the numbers of a row of all else.
+    """
+    queries, keys = a.attention_heads * a.head_size, a.kv_heads * a.head_size
+    hidden, inner = a.hidden_size, a.intermediate_size
+    of_layers = {
+        Role.NORM: hidden,
+        Role.RESIDUAL: hidden,
+        Role.QKV: hidden * (queries + 2 * keys),
+        Role.ROPE: queries + keys,
+        Role.ATTENTION: queries,
+        Role.OUTPUT: queries * hidden,
+        Role.GATE_UP: 2 * hidden * inner,
+        Role.ACTIVATION: inner,
+        Role.DOWN: hidden * inner,
+        REST: hidden,
+    }
+    sizes = {str(name): float(size * a.layers) for name, size in of_layers.items()}
+    return sizes | {Role.EMBEDDING: hidden, Role.HEAD: hidden * a.vocabulary_tokens}
+
+
+PRODUCTS = {Role.QKV: 1, Role.OUTPUT: 1, Role.GATE_UP: 2, Role.DOWN: 1}
+"""Those of a layer, and how many there are."""
+
+
+def by_operators(known: Counted, architecture: Architecture, shape: IterationShape) -> float:
+    """Seconds of an iteration of another architecture. A product takes so long by itself, and so
+    long for each of its weights, as those of the known layers do by least squares. Of all else what
+    one row takes goes with the layers, and what more rows and contexts add with the numbers of a
+    row.
+    """
+    theirs, ours = _sizes(known.architecture), _sizes(architecture)
+    layers = known.architecture.layers, architecture.layers
+    times = {each.name: each for each in known.profile.operators}
+    each_s, weight_s = _fitted(
+        [(PRODUCTS[r] * layers[0], theirs[r], _at(times[r], shape)) for r in PRODUCTS]
+    )
+    found_s = 0.0
+    for name, each in times.items():
+        seconds, count = _at(each, shape), PRODUCTS.get(Role(name), 0) if name != REST else 0
+        if count or name == Role.HEAD:
+            fits = [
+                (each_s * (count or 1) * (of if count else 1) + weight_s * sizes[name])
+                for of, sizes in zip(layers, (theirs, ours), strict=True)
+            ]
+            found_s += seconds * fits[1] / fits[0]
+        else:
+            least = min(each.prefill.seconds[0][0], seconds)
+            repeats = 1.0 if name == Role.EMBEDDING else layers[1] / layers[0]
+            found_s += least * repeats + (seconds - least) * ours[name] / theirs[name]
+    return found_s
+
+
+def _fitted(products: list[tuple[int, float, float]]) -> tuple[float, float]:
+    """Seconds of a product and of a weight, by products' number, weights and seconds: those of the
+    least relative squares, neither below 0.
+    """
+    terms = [(number / seconds, weights / seconds) for number, weights, seconds in products]
+    xx, xy, yy = (sum(one[i] * one[j] for one in terms) for i, j in ((0, 0), (0, 1), (1, 1)))
+    x, y = (sum(one[i] for one in terms) for i in (0, 1))
+    each_s, weight_s = (x * yy - y * xy), (y * xx - x * xy)
+    determinant = xx * yy - xy * xy
+    if determinant > 0.0 and each_s > 0.0 and weight_s > 0.0:
+        return each_s / determinant, weight_s / determinant
+    return 0.0, y / yy
+
+
+def by_rule(known: Counted, other: Counted, shape: IterationShape) -> float:
+    """The same as the cell estimates it today."""
+    of = other.profile
+    target = Target(
+        model_id=of.model_id,
+        device=of.device,
+        fingerprint=of.fingerprint,
+        hardware=of.hardware,
+        cores=of.cores,
+        parameters=of.parameters,
+        weights_bytes=of.weights_bytes,
+        kv_bytes_per_token=of.kv_bytes_per_token,
+    )
+    return _at(scaled(known.profile, target), shape)
+
+
+def run(*, quick: bool = False) -> Report:
+    counted: dict[str, Counted] = {}
+    chunk_tokens = QUICK_CHUNK_TOKENS if quick else CHUNK_TOKENS
+    with ExitStack() as stack:
+        models = {"demo": stored_model()}
+        for name, config in MADE_UP.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            models[name] = model_of_zeros(folder, config)
+        for name, stored in models.items():
+            counted[name] = _count(name, stored, chunk_tokens)
+    estimates = []
+    for known, other in permutations(counted, 2):
+        by = counted[known], counted[other]
+        rule, operators = [], []
+        for shape in by[1].shapes:
+            measured_s = _at(by[1].profile, shape)
+            rule.append(abs(by_rule(*by, shape) / measured_s - 1.0))
+            operators.append(abs(by_operators(by[0], by[1].architecture, shape) / measured_s - 1.0))
+        estimates.append((f"{other} from {known}", mean(rule), mean(operators)))
+    return Report(
+        figures={
+            "operator_sum_error": round(mean(e for c in counted.values() for e in c.sum_errors), 4),
+            "rest_share": round(max(c.rest_share for c in counted.values()), 4),
+            "counter_cost": round(max(median(c.costs) for c in counted.values()), 4),
+            "estimate_error_operators": round(mean(e[2] for e in estimates), 4),
+            "estimate_error_today": round(mean(e[1] for e in estimates), 4),
+        },
+        shown=(*(_shown(name, each) for name, each in counted.items()), _estimates(estimates)),
+        targets={
+            "operator_sum_error": "<= 0.03",
+            "rest_share": "<= 0.1",
+            "estimate_error_operators": "<= 0.1",
+        },
+    )
+
+
+SHOWN = (
+    IterationShape(decode_batch=1, decode_context_tokens=128),
+    IterationShape(decode_batch=16, decode_context_tokens=1024),
+    IterationShape(prefill_tokens=32),
+    IterationShape(prefill_tokens=512),
+)
+
+
+def _shown(name: str, counted: Counted) -> Table:
+    shapes = [shape for shape in SHOWN if shape in counted.shapes]
+    words = [
+        f"prompt of {s.prefill_tokens}"
+        if s.prefill_tokens
+        else f"{s.decode_batch} at {s.decode_context_tokens}"
+        for s in shapes
+    ]
+    return Table(
+        headings=("ms", *words),
+        rows=[
+            (each.name, *(f"{1e3 * _at(each, shape):.2f}" for shape in shapes))
+            for each in counted.profile.operators
+        ],
+        title=(
+            f"{name}: between sizes off by {100 * mean(counted.sum_errors):.1f} %, "
+            f"rest {100 * counted.rest_share:.1f} %, "
+            f"counters {', '.join(f'{100 * cost:+.1f}' for cost in counted.costs)} %"
+        ),
+    )
+
+
+def _estimates(estimates: list[tuple[str, float, float]]) -> Table:
+    return Table(
+        headings=("estimated, off by %", "today", "by operators"),
+        rows=[(name, f"{100 * rule:.1f}", f"{100 * ops:.1f}") for name, rule, ops in estimates],
+        title="estimates of a shape that was never measured",
+    )
