@@ -8,7 +8,6 @@ the events. After: `Watched`, the controller's view of itself.
 
 import asyncio
 import re
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -313,5 +312,4 @@ def _pieces(value: object, depth: int) -> Iterator[bytes]:
         yield mark + encoded(name) + b":"
         yield from _pieces(inner, depth - 1)
         mark = b","
-        time.sleep(0)  # whoever waits for the interpreter's lock goes first
     yield b"}"

@@ -55,7 +55,7 @@ class Page:
         self._about = about
         self._files: Mapping[str, _File] = _read(files("mesh") / "page") if shown else {}
         self._links = ", ".join(
-            f"<page/{name}>; rel=modulepreload"
+            f"<page/{name}>; rel=modulepreload; fetchpriority=low"
             for name in sorted(self._files)
             if name.endswith(".js") and name not in CLASSIC
         )

@@ -6,6 +6,7 @@ import { Badge, Loading, Notice, Share, Table, Text } from "./parts.js";
 import { address } from "./route.js";
 import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
 
+const CARDS_FIRST = 3;
 const CARDS_AT_ONCE = 12;
 
 export function Cell({ live }) {
@@ -30,7 +31,7 @@ export function Cell({ live }) {
 
 // The first cards at once, and more with each picture: a large cell is not waited for.
 class Cards extends Component {
-  state = { drawn: CARDS_AT_ONCE };
+  state = { drawn: CARDS_FIRST };
 
   componentDidMount() { this.more(); }
 
