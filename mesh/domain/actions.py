@@ -72,7 +72,7 @@ class WantNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantInstances:
-    """So many instances of a deployment stay loaded from now on, by its plan."""
+    """By its plan a deployment wants so many instances loaded, where memory is free."""
 
     name: DeploymentName
     wanted: int

@@ -12,7 +12,7 @@ from mesh.domain.text import ToolFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRule:
-    """The cell plans how many instances stay loaded, by the calls that have come."""
+    """The cell plans how many instances are loaded ahead, by the calls that have come."""
 
     every_s: float = 10.0
     """From one plan to the next, each by the calls since the one before it."""
