@@ -5,6 +5,7 @@ lets the page load nothing from elsewhere and run no inline script. A file is as
 time, and its ETag spares sending it. Before: the routes.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,10 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 INDEX = "index.html"
-CLASSIC = ("early.js", "vendor/uplot.js")
-"""The scripts that are no modules. Modules are named with the index, so that a browser asks for all
-at once, not for those that a module imports once it has that module.
-"""
+MAIN = "main.js"
+_IMPORTED = re.compile(rb'^import .* from "\./(.+)";$', re.MULTILINE)
 _KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -56,8 +55,7 @@ class Page:
         self._files: Mapping[str, _File] = _read(files("mesh") / "page") if shown else {}
         self._links = ", ".join(
             f"<page/{name}>; rel=modulepreload; fetchpriority=low"
-            for name in sorted(self._files)
-            if name.endswith(".js") and name not in CLASSIC
+            for name in _first(self._files)
         )
 
     async def root(self, request: Request) -> Response:
@@ -82,6 +80,17 @@ class Page:
         if found.etag in (one.strip().removeprefix("W/") for one in known.split(",")):
             return Response(status_code=304, headers=headers)
         return Response(found.body, headers=headers)
+
+
+def _first(files: Mapping[str, _File]) -> list[str]:
+    """The modules without which nothing is drawn: they are named with the index, so that a browser
+    asks for all at once, not for those that a module imports once it has that module.
+    """
+    found = [MAIN] if MAIN in files else []
+    for name in found:
+        imported = (one.decode() for one in _IMPORTED.findall(files[name].body))
+        found += [one for one in dict.fromkeys(imported) if one not in found]
+    return found
 
 
 def _read(folder: Traversable, inside: str = "") -> dict[str, _File]:

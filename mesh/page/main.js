@@ -2,23 +2,19 @@
 
 import { html, render, Component } from "./vendor/preact-htm.js";
 import { Cell } from "./cell.js";
-import { Charts } from "./charts.js";
-import { Deploy } from "./deploy.js";
-import { Deployment } from "./deployment.js";
-import { Deployments } from "./deployments.js";
-import { Journal } from "./journal.js";
-import { Keys } from "./keys.js";
-import { Logs } from "./logs.js";
 import { follow, live, onChange, silentS } from "./live.js";
 import { Fault, Notice, Text } from "./parts.js";
-import { Playground } from "./playground.js";
-import { OneRequest, Requests } from "./requests.js";
-import { Usage } from "./usage.js";
 import { address, route } from "./route.js";
 import { session, SignIn, signOut, whose } from "./session.js";
 
 const SILENT_S_MAX = 3;
 const VIEWS = { cell: "Cell", deployments: "Deployments", requests: "Requests", charts: "Charts", logs: "Logs", usage: "Usage", keys: "Keys", deploy: "Deploy", try: "Playground" };
+
+// The modules of these come when one is shown, or soon after the first picture: each view is there
+// when the controller is silent.
+const LATER_MS = 1000;
+const LATER = { Charts: "charts", Deploy: "deploy", Deployment: "deployment", Deployments: "deployments", Journal: "journal", Keys: "keys", Logs: "logs", OneRequest: "requests", Playground: "playground", Requests: "requests", Usage: "usage" };
+const found = {};
 
 const isThere = (view) => (view === "keys" ? session.wants_keys && session.role === "admin" : !session.journal || !["deploy", "try", "usage"].includes(view));
 
@@ -39,7 +35,7 @@ class Page extends Component {
         <a href=${address(one)} aria-current=${one === view ? "page" : null}>${title}</a>`)}</nav>
         ${session.wants_keys && session.role && html`<span class="who">${session.role} <${Text}>${session.tenant}<//>
           <button onClick=${signOut}>sign out</button></span>`}</header>
-      ${session.journal && html`<${Journal} />`}
+      ${session.journal && html`<${Later} name="Journal" />`}
       <${Connection} silent=${this.silent} />
       <main id="main" tabindex="-1">${this.view(view, name, asked)}</main>`;
   }
@@ -51,18 +47,41 @@ class Page extends Component {
     if (live.error) return html`<${Refused} error=${live.error} />`;
     if (!live.state) return html`<${Notice}>Loading …<//>`;
     if (session.journal && !isThere(view)) return html`<${Notice}>A journal has no such view. <a href=${address("cell")}>The cell</a><//>`;
-    if (view === "deployments" && name) return html`<${Deployment} live=${live} name=${name} />`;
-    if (view === "deployments") return html`<${Deployments} state=${live.state} asked=${asked} />`;
-    if (view === "requests" && name) return html`<${OneRequest} key=${name} name=${name} />`;
-    if (view === "requests") return html`<${Requests} asked=${asked} />`;
-    if (view === "charts") return html`<${Charts} samples=${live.samples} />`;
-    if (view === "logs") return html`<${Logs} live=${live} asked=${asked} />`;
-    if (view === "usage") return html`<${Usage} asked=${asked} />`;
-    if (view === "keys") return html`<${Keys} />`;
-    if (view === "deploy") return html`<${Deploy} asked=${asked} />`;
-    if (view === "try") return html`<${Playground} state=${live.state} asked=${asked} />`;
+    if (view === "deployments" && name) return html`<${Later} name="Deployment" given=${{ live, name }} />`;
+    if (view === "deployments") return html`<${Later} name="Deployments" given=${{ state: live.state, asked }} />`;
+    if (view === "requests" && name) return html`<${Later} name="OneRequest" given=${{ key: name, name }} />`;
+    if (view === "requests") return html`<${Later} name="Requests" given=${{ asked }} />`;
+    if (view === "charts") return html`<${Later} name="Charts" given=${{ samples: live.samples }} />`;
+    if (view === "logs") return html`<${Later} name="Logs" given=${{ live, asked }} />`;
+    if (view === "usage") return html`<${Later} name="Usage" given=${{ asked }} />`;
+    if (view === "keys") return html`<${Later} name="Keys" />`;
+    if (view === "deploy") return html`<${Later} name="Deploy" given=${{ asked }} />`;
+    if (view === "try") return html`<${Later} name="Playground" given=${{ state: live.state, asked }} />`;
     if (view === "cell") return html`<${Cell} live=${live} />`;
     return html`<${Notice}>There is no view of this name. <a href=${address("cell")}>The cell</a><//>`;
+  }
+}
+
+async function bring(name) {
+  found[name] ??= (await import(`./${LATER[name]}.js`))[name];
+}
+
+class Later extends Component {
+  async ask({ name }) {
+    if (found[name] || this.asked === name) return;
+    this.asked = name;
+    await bring(name).catch(() => this.setState({ missing: name }));
+    this.forceUpdate();
+  }
+
+  componentDidMount() { this.ask(this.props); }
+
+  componentDidUpdate() { this.ask(this.props); }
+
+  render({ name, given }, { missing }) {
+    if (found[name]) return html`<${found[name]} ...${given} />`;
+    if (missing === name) return html`<${Notice} bad>This view did not come. <button onClick=${() => location.reload()}>Load the page again</button><//>`;
+    return html`<${Notice}>Loading …<//>`;
   }
 }
 
@@ -83,3 +102,7 @@ await whose(); // nothing where the controller is silent, which is shown
 if (session.role || !session.wants_keys) await follow();
 place.replaceChildren();
 render(html`<${Page} />`, place);
+const stop = onChange(() => {
+  stop();
+  setTimeout(() => Object.keys(LATER).forEach((name) => bring(name).catch(() => {})), LATER_MS);
+});
