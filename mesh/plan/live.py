@@ -76,6 +76,7 @@ class _Work:
     def __init__(
         self, host: Host, calls: Arrivals, slo: Slo, chunk_tokens: int, longer: float = 1.0
     ) -> None:
+        self._expected: dict[float, _Expected] = {}
         self._times, self._prompts = Times(host.profile, host.factor * longer), calls.prompts
         self._chunk_tokens = chunk_tokens
         alone_s = [self._prompt_s(tokens, 0) for tokens in calls.prompts]
@@ -128,8 +129,15 @@ class _Work:
         return min(most, (1 - choice.service_s / self._tpot_slo_s) / beside_s)
 
     def expected(self, rate_per_s: float) -> _Expected:
-        """At so many calls a second. How long tokens take depends on what prompts add to their
-        iterations, and that on how many sequences there are: a fixed point.
+        """At so many calls a second."""
+        found = self._expected.get(rate_per_s)
+        if found is None:
+            found = self._expected[rate_per_s] = self._fixed_point(rate_per_s)
+        return found
+
+    def _fixed_point(self, rate_per_s: float) -> _Expected:
+        """How long tokens take depends on what prompts add to their iterations, and that on how
+        many sequences there are.
         """
         tokens_per_s = rate_per_s * self._tokens
         together = 1.0 if tokens_per_s else 0.0
@@ -167,6 +175,22 @@ class _Work:
         return found
 
 
+class _Works:
+    """The work of these calls for any host, made once for all that are alike: a cell has a hundred
+    nodes of one kind.
+    """
+
+    def __init__(self, calls: Arrivals, slo: Slo, chunk_tokens: int) -> None:
+        self._given = calls, slo, chunk_tokens
+        self._made: dict[tuple[int, int, float, float], _Work] = {}
+
+    def of(self, host: Host, longer: float = 1.0) -> _Work:
+        like = id(host.profile), host.batch_max, host.factor, longer
+        if like not in self._made:
+            self._made[like] = _Work(host, *self._given, longer)
+        return self._made[like]
+
+
 def plan(
     hosts: Sequence[Host], calls: Arrivals, slo: Slo, *, replicas_max: int, chunk_tokens: int
 ) -> InstancePlan:
@@ -182,25 +206,25 @@ def plan(
     calls = replace(calls, prompts=sample)
     ttft_slo_s = fmean([slo.ttft_limit_s(tokens) for tokens in calls.prompts] or [slo.ttft_s])
     Demand(rate_per_s=calls.rate_per_s, lengths=calls.prompts, slo_s=ttft_slo_s)  # checks them
-    works = [_Work(host, calls, slo, chunk_tokens) for host in hosts]
+    works = _Works(calls, slo, chunk_tokens)
     able = [
-        (host, work)
-        for host, work in zip(hosts, works, strict=True)
-        if work.carried_per_s > 0 and work.prompt_s <= ttft_slo_s
+        host
+        for host in hosts
+        if works.of(host).carried_per_s > 0 and works.of(host).prompt_s <= ttft_slo_s
     ]
     none = InstancePlan(calls=calls)
     if not able:
-        ttft_s = min(work.prompt_s for work in works)
-        tpot_s = min(work.token_s for work in works)
+        ttft_s = min(works.of(host).prompt_s for host in hosts)
+        tpot_s = min(works.of(host).token_s for host in hosts)
         return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, "unloaded")
     most = min(len(able), replicas_max)
     found = none
     for count in range(1, most + 1):
-        taken = [host for host, _ in able[:count]]
-        carried_per_s = sum(work.carried_per_s for _, work in able[:count])
+        taken = able[:count]
+        carried_per_s = sum(works.of(host).carried_per_s for host in taken)
         if count < most and calls.rate_per_s > USED_MAX * carried_per_s:
             continue
-        found = _planned(taken, able[:count], calls, slo, ttft_slo_s, chunk_tokens)
+        found = _planned(taken, works, calls, slo, ttft_slo_s)
         if found.utilisation <= USED_MAX and _kept(found, ttft_slo_s, slo):
             return found
     if found.utilisation > USED_MAX:
@@ -233,27 +257,23 @@ def _up(seconds: float) -> str:
 
 
 def _planned(
-    hosts: Sequence[Host],
-    able: Sequence[tuple[Host, _Work]],
-    calls: Arrivals,
-    slo: Slo,
-    ttft_slo_s: float,
-    chunk_tokens: int,
+    hosts: Sequence[Host], works: _Works, calls: Arrivals, slo: Slo, ttft_slo_s: float
 ) -> InstancePlan:
     """What calls meet with on these hosts, which are filled one after the other."""
-    carried_per_s = sum(work.carried_per_s for _, work in able)
+    carried_per_s = sum(works.of(host).carried_per_s for host in hosts)
     errors = [host.error for host in hosts if host.error is not None]
     error = max(errors) if len(errors) == len(hosts) else None
     means = [0.0] * 4
     watts, left_per_s = 0.0, calls.rate_per_s
     used = max(FILLED, calls.rate_per_s / carried_per_s)
-    for host, work in able:
+    for host in hosts:
+        work = works.of(host)
         rate_per_s = min(left_per_s, used * work.carried_per_s)
         left_per_s -= rate_per_s
         busy = 0.0
         if rate_per_s > 0:
             found = work.expected(rate_per_s)
-            later = _Work(host, calls, slo, chunk_tokens, 1 + (error or 0.0)).expected(rate_per_s)
+            later = works.of(host, 1 + (error or 0.0)).expected(rate_per_s)
             times = [found.ttft_s, found.tpot_s, later.ttft_s, later.tpot_s]
             if left_per_s > 0:
                 times = [*map(min, times, 2 * (ttft_slo_s, slo.tpot_s))]
@@ -266,7 +286,7 @@ def _planned(
         calls=calls,
         replicas=len(hosts),
         nodes=tuple(host.node_id for host in hosts),
-        batch_max=min(work.batch_max for _, work in able),
+        batch_max=min(works.of(host).batch_max for host in hosts),
         ttft_s=means[0],
         tpot_s=means[1],
         error=error,

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from mesh.compute.times import Times
 from mesh.domain.energy import Power
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import NodeId
-from mesh.domain.profile import Grid
+from mesh.domain.profile import Grid, Profile
 from mesh.domain.slo import Slo
 from mesh.domain.views import Arrivals, InstancePlan
+from mesh.plan import live
 from mesh.plan.live import USED_MAX, Host, plan
 from tests.support.profiles import profile
 
@@ -115,3 +117,23 @@ def test_watts_are_those_of_equation_9_and_unknown_where_a_node_does_not_know_th
 def test_what_nothing_can_be_planned_for_is_refused(calls: Arrivals, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         planned(calls)
+
+
+def test_a_hundred_nodes_of_one_kind_cost_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[float] = []
+
+    class Counted(Times):
+        def __init__(self, profile: Profile, factor: float) -> None:
+            made.append(factor)
+            super().__init__(profile, factor)
+
+    monkeypatch.setattr(live, "Times", Counted)
+    counts = []
+    for nodes in (1, 100):
+        made.clear()
+        plan([HOST] * nodes, CALLS, SLO, replicas_max=nodes, chunk_tokens=256)
+        counts.append(len(made))
+    assert counts[0] == counts[1] > 0
+    made.clear()
+    plan([HOST, replace(HOST, factor=1.5)], CALLS, SLO, replicas_max=2, chunk_tokens=256)
+    assert {1.0, 1.5} <= set(made)
