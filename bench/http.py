@@ -98,13 +98,15 @@ async def _all(
         writer.write(request)
         status = await reader.readline()
         first_s = last_s = time.monotonic()
+        if b" 200 " not in status:
+            raise Unavailable(f"HTTP: not answered in full: {status.decode().strip()}")
         while line := await reader.readline():
             if line.startswith(b"data: [DONE]"):
                 break
             if line.startswith(b"data: "):
                 last_s = time.monotonic()
-        if not line or b" 200 " not in status:
-            raise Unavailable(f"HTTP: an answer was torn: {status.decode()}")
+        if not line:
+            raise Unavailable("HTTP: an answer was torn")
         return Heard(first_s=first_s - sent_s, last_s=last_s - sent_s)
 
     try:
