@@ -54,8 +54,7 @@ class Page:
         self._about = about
         self._files: Mapping[str, _File] = _read(files("mesh") / "page") if shown else {}
         self._links = ", ".join(
-            f"<page/{name}>; rel=modulepreload; fetchpriority=low"
-            for name in _first(self._files)
+            f"<page/{name}>; rel=modulepreload; fetchpriority=low" for name in _first(self._files)
         )
 
     async def root(self, request: Request) -> Response:
