@@ -42,6 +42,8 @@ AGE_S_MAX = 86_400.0
 """No answer takes longer than a day."""
 DEFAULT_TIERS = ("auto", "default", "flex", "priority", "scale")
 """OpenAI's tiers: they stand for the default class, where no class has such a name."""
+_OF_TOKENS = ("logprobs", "prompt_logprobs", "logit_bias", "stop", "stop_token_ids", "grammar")
+"""What is asked of an answer's tokens, and is None or empty where it is not."""
 SEED_MAX = (1 << 63) - 1
 TOP_K_MAX = (1 << 32) - 1
 """As much as a node can be told; no vocabulary is larger."""
@@ -198,20 +200,33 @@ def end_of(
 
 
 def check_task(asked: Invocation, task: Task | None) -> None:
-    """Raise InvalidInput where a deployment with this task is asked for something else."""
-    if asked.task is task:
-        pairs = isinstance(asked.prompt, PairPrompt)
-        if pairs is not (task is Task.RERANK) and not isinstance(asked.prompt, TokenPrompt):
-            given = "a query with a document" if pairs else "a text alone"
+    """Raise InvalidInput where a deployment with this task is asked for something else, or for what
+    only tokens of an answer have.
+    """
+    if asked.task is not task:
+        raise wrong_task(asked.deployment, asked.task, task)
+    pairs = isinstance(asked.prompt, PairPrompt)
+    if pairs is not (task is Task.RERANK) and not isinstance(asked.prompt, TokenPrompt):
+        given = "a query with a document" if pairs else "a text alone"
+        raise InvalidInput(
+            f"{asked.deployment!r} has task {task or 'text'}; the prompt is {given}",
+            hint="task rerank, and no other one, takes a query with a document",
+            field="prompt",
+        )
+    for name in _OF_TOKENS if task is not None else ():
+        if getattr(asked, name) not in (None, ()):
             raise InvalidInput(
-                f"{asked.deployment!r} has task {task or 'text'}; the prompt is {given}",
-                hint="task rerank, and no other one, takes a query with a document",
-                field="prompt",
+                f"{name}: {asked.deployment!r} has task {task}, whose answers have no tokens",
+                hint="leave it out",
+                field=name,
             )
-        return
+
+
+def wrong_task(name: str, asked: Task | None, task: Task | None) -> InvalidInput:
+    """For who asks for something else than a deployment computes."""
     ways = {None: "/v1/chat/completions", Task.EMBED: "/v1/embeddings", Task.RERANK: "/v1/rerank"}
-    raise InvalidInput(
-        f"{asked.deployment!r} has task {task or 'text'}; asked for was {asked.task or 'text'}",
+    return InvalidInput(
+        f"{name!r} has task {task or 'text'}; asked for was {asked or 'text'}",
         hint=f"ask it by {ways[task]}, or a deployment with another spec.task",
         field="model",
     )

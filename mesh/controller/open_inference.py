@@ -11,6 +11,7 @@ from typing import Any
 
 from mesh import __version__
 from mesh.controller.gateway import Call, Gateway
+from mesh.controller.invocation_checks import wrong_task
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import Cancelled, InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, RequestId
@@ -65,7 +66,7 @@ class OpenInference(GRPCInferenceServiceServicer):
         """As Triton has it, what is not there is not ready, rather than an error."""
         try:
             self._deployment(request.name, request.version)
-        except (NotFound, Unavailable):
+        except (NotFound, Unavailable, InvalidInput):
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=not self._gateway.stopping)
 
@@ -148,8 +149,12 @@ class OpenInference(GRPCInferenceServiceServicer):
             raise Cancelled("the stream is not read", hint="read answers as they come") from None
 
     def _deployment(self, name: str, version: str) -> Deployment:
-        """Raises NotFound, or Unavailable while it is being imported."""
+        """One that computes text. Raises NotFound, InvalidInput for another one, or Unavailable
+        while it is being imported.
+        """
         deployment = self._gateway.deployment(DeploymentName(name))
+        if deployment.spec.task is not None:
+            raise wrong_task(name, None, deployment.spec.task)
         serving = str(deployment.revision)
         if version not in ("", serving):
             raise NotFound(

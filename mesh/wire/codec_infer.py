@@ -128,6 +128,7 @@ def inference_from_wire(request: pb.ModelInferRequest) -> TextInference:
     if JSON in inputs:
         given |= _object(inputs.pop(JSON)[0])
     given |= {name: found if name == STOP else found[0] for name, found in inputs.items()}
+    given = {name: value for name, value in given.items() if value is not None}
     stream = bool(_read(STREAM, _flag, given.pop(STREAM, False)))
     if not _read(EXCLUDED, _flag, given.pop(EXCLUDED, True)):
         raise InvalidInput(
@@ -138,8 +139,7 @@ def inference_from_wire(request: pb.ModelInferRequest) -> TextInference:
         if name not in _FIELDS:
             known = ", ".join(_FIELDS)
             raise InvalidInput(f"{name!r} is not known here", hint=f"known: {known}", field=name)
-        if value is not None:
-            fields[name] = _read(name, _FIELDS[name][0], value)
+        fields[name] = _read(name, _FIELDS[name][0], value)
     return TextInference(
         asked=Invocation(
             deployment=DeploymentName(request.model_name),

@@ -1,5 +1,8 @@
 """What may be asked about a prompt has a bound: it comes in one message."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from mesh.controller.invocation_checks import (
@@ -9,9 +12,11 @@ from mesh.controller.invocation_checks import (
     check_task,
 )
 from mesh.domain.errors import InvalidInput
+from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from mesh.domain.model import Task
+from mesh.domain.request import TokenBias
 
 NAME = DeploymentName("ranks")
 TEXT, PAIR = TextPrompt(text="a"), PairPrompt(query="a", document="b")
@@ -50,6 +55,25 @@ def test_a_query_with_a_document_is_for_ranking_alone(
     else:
         with pytest.raises(InvalidInput, match="the prompt is a"):
             check_task(asked, task)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logprobs", 0),
+        ("prompt_logprobs", 0),
+        ("logit_bias", (TokenBias(token_id=1, bias=1.0),)),
+        ("stop", ("a",)),
+        ("stop_token_ids", (1,)),
+        ("grammar", Grammar(kind=GrammarKind.REGEX, text="a")),
+    ],
+)
+def test_a_vector_has_no_tokens_of_which_anything_could_be_asked(name: str, value: Any) -> None:
+    asked = replace(Invocation(deployment=NAME, prompt=TEXT, task=Task.EMBED), **{name: value})
+    with pytest.raises(InvalidInput, match="have no tokens") as refused:
+        check_task(asked, Task.EMBED)
+    assert refused.value.field == name
+    check_task(replace(asked, task=None), None)
 
 
 def test_an_empty_query_is_refused() -> None:

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from mesh.domain.model import Task
 from mesh.v1 import open_inference_pb2 as pb
 from mesh.wire.channel import dial
-from tests.controller.live import LiveCell
+from tests.controller.live import EMBEDS, SPEC, LiveCell
 from tests.controller.tensors import request_of, status_of, tensor, text_of, told
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -115,6 +117,19 @@ async def test_unknown_models_and_versions_are_not_found(cell: LiveCell, stub: A
     for asked, said in ((other, "no deployment 'chta'"), (later, "serves revision 1, not '2'")):
         code, details = await status_of(stub.ModelInfer(asked))
         assert (code, said in details) == (grpc.StatusCode.NOT_FOUND, True)
+
+
+async def test_what_computes_no_text_is_not_ready_and_says_what_it_has(
+    cell: LiveCell, stub: Any
+) -> None:
+    await cell.node(embeds=True)
+    await cell.ask(cell.client.deploy, replace(SPEC, name=EMBEDS, task=Task.EMBED))
+    assert not (await stub.ModelReady(pb.ModelReadyRequest(name=EMBEDS))).ready
+    asked = request_of()
+    asked.model_name = EMBEDS
+    said = "'embeds' has task embed; asked for was text"
+    for call in (stub.ModelMetadata(pb.ModelMetadataRequest(name=EMBEDS)), stub.ModelInfer(asked)):
+        assert await status_of(call) == (grpc.StatusCode.INVALID_ARGUMENT, said)
 
 
 async def test_bytes_that_are_no_message_are_invalid_input(cell: LiveCell) -> None:
