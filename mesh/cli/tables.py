@@ -33,7 +33,7 @@ DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
     number("SERVED", lambda d: d.served),
     number("REFUSED", lambda d: d.refused),
     number("TTFT_SLO_S", lambda d: seconds(d.spec.slo.ttft_s)),
-    number("TPOT_SLO_S", lambda d: seconds(d.spec.slo.tpot_s)),
+    number("TPOT_SLO_S", lambda d: _limit(d.spec.tpot_limit_s)),
     number("CONTEXT_TOKENS", lambda d: d.context_tokens_max or None),
     word("SOURCE", lambda d: d.spec.source),
 )
@@ -156,18 +156,13 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         *([("task", spec.task)] if spec.task is not None else []),
         ("context_tokens_max", str(deployment.context_tokens_max or "")),
         ("ttft_slo_s", ttft),
-        ("tpot_slo_s", seconds(spec.slo.tpot_s)),
+        *[("tpot_slo_s", limit) for limit in [_limit(spec.tpot_limit_s)] if limit is not None],
         ("cold_start", str(spec.slo.cold_start)),
         *([("class_default", spec.class_default)] if spec.classes else []),
         ("replicas", f"{spec.scaling.replicas_min} to {spec.scaling.replicas_max}"),
         ("keep_alive_s", seconds(spec.scaling.keep_alive_s)),
         *([("planned", planned_words(deployment))] if spec.scaling.plan is not None else []),
-        ("prefix_cache", _prefix_cache(deployment)),
-        ("tool_format", spec.tool_format or "by the chat template"),
-        (
-            "special_tokens",
-            "read in content" if spec.special_tokens_in_content else "not in content",
-        ),
+        *(_text_fields(deployment) if spec.task is None else []),
         ("running", str(deployment.running)),
         ("queued", str(deployment.queued)),
         ("served", str(deployment.served)),
@@ -175,6 +170,17 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("energy", energy_words(deployment.energy)),
     ]
     return pairs if model is None else pairs + model_fields(model)
+
+
+def _text_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
+    """What matters where the answers are texts."""
+    spec = deployment.spec
+    special_tokens = "read in content" if spec.special_tokens_in_content else "not in content"
+    return [
+        ("prefix_cache", _prefix_cache(deployment)),
+        ("tool_format", spec.tool_format or "by the chat template"),
+        ("special_tokens", special_tokens),
+    ]
 
 
 def _prefix_cache(deployment: DeploymentSnapshot) -> str:
@@ -213,6 +219,10 @@ def energy_words(energy: EnergyView) -> str:
     if energy.idle_j is not None:
         said.append(f"{energy.idle_j:.1f} J idle")
     return f"{', '.join(said)} (by {', '.join(energy.sources)})"
+
+
+def _limit(span_s: float | None) -> str | None:
+    return None if span_s is None else seconds(span_s)
 
 
 def seconds(span_s: float) -> str:

@@ -67,6 +67,13 @@ class DeploymentSpec:
     cells: Count = 1
     """How many cells are to serve it, where a front is before several."""
 
+    @property
+    def tpot_limit_s(self) -> float | None:
+        """Of requests that name no class; `None` where there are no tokens after the first, or they
+        come as others let them.
+        """
+        return None if self.task is not None or self.slo.best_effort else self.slo.tpot_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:

@@ -14,7 +14,8 @@ from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 class SloCard(BaseModel):
     ttft_s: float
     ttft_tokens_per_s: float
-    tpot_s: float
+    tpot_s: float | None
+    """Null where there are no tokens after the first, or they come as others let them."""
 
 
 class ModelCard(BaseModel):
@@ -68,7 +69,7 @@ class Models:
             slo=SloCard(
                 ttft_s=spec.slo.ttft_s,
                 ttft_tokens_per_s=spec.slo.ttft_tokens_per_s,
-                tpot_s=spec.slo.tpot_s,
+                tpot_s=spec.tpot_limit_s,
             ),
         )
 

@@ -7,7 +7,7 @@ import { Badge, Fault, Loading, Notice, Table, Text } from "./parts.js";
 import { Profiles } from "./profile.js";
 import { address } from "./route.js";
 import { session } from "./session.js";
-import { count, limit, millis, percent, phase, refusals, seconds } from "./words.js";
+import { count, limit, millis, percent, phase, refusals, seconds, tpotLimit } from "./words.js";
 
 export function Deployment({ live, name }) {
   const one = live.state.deployments[name];
@@ -24,7 +24,7 @@ export function Deployment({ live, name }) {
       <${Pair} name="served" value=${count(one.served)} />
       <${Pair} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
       <${Pair} name="TTFT p50 / p95, SLO ${limit(spec.slo.ttft_s)}" value="${seconds(recent.ttft_p50_s)} / ${seconds(recent.ttft_p95_s)}" small />
-      <${Pair} name="TPOT p50 / p95, SLO ${millis(spec.slo.tpot_s)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" small />
+      <${Pair} name="TPOT p50 / p95, SLO ${tpotLimit(spec)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" small />
       <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} small />
       <${Pair} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
     </dl>

@@ -4,7 +4,7 @@ import { html } from "./vendor/preact-htm.js";
 import { Badge, Notice, Table, Text } from "./parts.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
-import { count, limit, millis, percent, phase, refusals, seconds } from "./words.js";
+import { count, limit, millis, percent, phase, refusals, seconds, tpotLimit } from "./words.js";
 
 export function Deployments({ state, asked }) {
   const filter = asked.get("filter") ?? "";
@@ -61,7 +61,7 @@ const COLUMNS = [
   { name: "ttft_slo", title: "TTFT SLO", number: true, of: (d) => d.spec.slo.ttft_s, cell: (d) => limit(d.spec.slo.ttft_s) },
   { name: "tpot", title: "TPOT p50 / p95", number: true, of: (d) => d.recent.tpot_p95_s,
     cell: (d) => pair(millis, d.recent.tpot_p50_s, d.recent.tpot_p95_s) },
-  { name: "tpot_slo", title: "TPOT SLO", number: true, of: (d) => d.spec.slo.tpot_s, cell: (d) => millis(d.spec.slo.tpot_s) },
+  { name: "tpot_slo", title: "TPOT SLO", number: true, of: (d) => d.spec.slo.tpot_s, cell: (d) => tpotLimit(d.spec) },
   { name: "refused", title: "refused", number: true, of: (d) => d.refused, cell: (d) => count(d.refused) },
   { name: "reasons", title: "refused lately, by reason", cell: (d) => refusals(d.recent.refused) },
   { name: "revision", title: "revision", number: true, of: (d) => d.revision, cell: (d) => d.revision },

@@ -9,6 +9,8 @@ export const mib = known((bytes) => (bytes / MIB).toFixed(Math.abs(bytes / MIB) 
 export const seconds = known((s) => `${s.toFixed(2)} s`);
 export const limit = known((s) => `${Number(s.toPrecision(6))} s`);
 export const millis = known((s) => `${Number((1000 * s).toFixed(1))} ms`);
+// Vectors have no tokens after the first; those of best effort come as others let them.
+export const tpotLimit = ({ task, slo }) => millis(task || slo.best_effort ? null : slo.tpot_s);
 export const percent = known((share) => `${Number((100 * share).toFixed(1))} %`);
 export const count = known((n) => n.toLocaleString("en"));
 export const fixed = known((n, digits = 2) => n.toFixed(digits));

@@ -13,11 +13,14 @@ import yaml
 from mesh.cli import output, tables
 from mesh.cli.output import Format, number, text_columns, word
 from mesh.cli.progress import progress
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.energy import EnergySource, energy_view
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
+from mesh.domain.model import Task
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.slo import best_effort
 from mesh.domain.views import DeploymentSnapshot
 from mesh.report.plain import Plain, plain
 from mesh.v1 import control_pb2, model_pb2
@@ -330,6 +333,26 @@ def test_what_caches_had_of_prompts(prompt_tokens: int, cached_tokens: int, says
     assert dict(tables.deployment_fields(asked))["prefix_cache"].startswith(says)
     off = replace(asked, spec=replace(asked.spec, prefix_cache=False))
     assert dict(tables.deployment_fields(off))["prefix_cache"] == "off"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(CHAT_SMALL.spec, task=Task.EMBED),
+        replace(CHAT_SMALL.spec, task=Task.RERANK),
+        replace(CHAT_SMALL.spec, slo=best_effort("batch", 60.0)),
+    ],
+)
+def test_what_has_no_further_tokens_with_a_limit_shows_none(
+    spec: DeploymentSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = replace(CHAT_SMALL, spec=spec)
+    output.table(tables.DEPLOYMENTS, [shown])
+    assert capsys.readouterr().out.splitlines()[1].split()[8] == "-"
+    fields = dict(tables.deployment_fields(shown))
+    assert "tpot_slo_s" not in fields
+    of_text = {"prefix_cache", "tool_format", "special_tokens"} & fields.keys()
+    assert bool(of_text) is (spec.task is None)
 
 
 def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,12 @@ async def test_an_answer_in_pieces_is_one_whole_answer(http: Edge) -> None:
     assert ranked.json()["results"][0]["relevance_score"] == pytest.approx(1.0)
 
 
+async def test_a_model_of_vectors_has_no_limit_of_further_tokens(http: Edge) -> None:
+    await deployed(http)
+    (card,) = (await http.get("/v1/models")).json()["data"]
+    assert card["slo"] == {"ttft_s": 2.0, "ttft_tokens_per_s": 512.0, "tpot_s": None}
+
+
 async def test_ollamas_call_without_a_prompt_loads_what_embeds(http: Edge) -> None:
     await deployed(http)
     for reason, keep in (("load", {}), ("unload", {"keep_alive": 0})):
