@@ -9,12 +9,13 @@ routes. After: the endpoints of calls, `batch_lines` and `kept_files`.
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.exceptions import HTTPException
@@ -25,7 +26,7 @@ from starlette.types import ASGIApp, Message
 
 from mesh.domain.access import NOBODY, Caller, TenantName
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import InvalidInput, MeshError, NotFound, Refused
+from mesh.domain.errors import InvalidInput, MeshError, NotFound, Refused, StorageError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import BATCH, BatchState, advance
 from mesh.domain.reasons import RefusalReason
@@ -80,13 +81,18 @@ _NOT_MADE = {
 logger = logging.getLogger(__name__)
 
 
+_Key = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+"""Bounds of metadata, as with OpenAI."""
+
+
 class BatchBody(Strict):
     """Answers the calls of a file, in the time that others leave."""
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Literal["24h"]
-    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
 
 
 class Batches:
@@ -104,6 +110,8 @@ class Batches:
         self._answers: dict[str, Answers] = {}
         """Those of batches that run."""
         self._checking = asyncio.Lock()
+        self._own_checking: defaultdict[TenantName, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Each tenant waits with one file for its turn to be checked."""
         self._places = asyncio.Semaphore(RUNNING_MAX)
         self._own_places: dict[TenantName, asyncio.Semaphore] = {}
         self._ending = set[str]()
@@ -199,7 +207,7 @@ class Batches:
         try:
             async with asyncio.timeout(batch.expires_at - self.store.now_unix_s):
                 if batch.status is BatchState.VALIDATING:
-                    batch, why = await self._validated(batch)
+                    batch, why = await self._validated(batch, owner)
                 if batch.status is BatchState.IN_PROGRESS and not why:
                     await self._answered(batch, owner)
         except asyncio.CancelledError:
@@ -242,13 +250,16 @@ class Batches:
         self.store.update(batch)
         return batch
 
-    async def _validated(self, batch: KeptBatch) -> tuple[KeptBatch, list[BatchError]]:
-        async with self._checking:
-            lines = lines_of(self.store.path(batch.input_file_id))
+    async def _validated(
+        self, batch: KeptBatch, owner: Caller
+    ) -> tuple[KeptBatch, list[BatchError]]:
+        async with self._own_checking[owner.tenant], self._checking:
+            lines = lines_of(self.store.content(batch.input_file_id))
             found = await asyncio.to_thread(checked, lines, batch.endpoint)
         for model, line in found.models.items():
             if len(found.errors) >= ERRORS_MAX:
                 break
+            await asyncio.sleep(0)
             try:
                 self._deployment(DeploymentName(model))
             except NotFound as error:
@@ -281,7 +292,7 @@ class Batches:
         async with own_places, self._places:
             logger.info("%s goes on after %d lines", batch.id, len(answers.ids))
             async with asyncio.TaskGroup() as group:
-                for number, raw in lines_of(self.store.path(batch.input_file_id)):
+                for number, raw in lines_of(self.store.content(batch.input_file_id)):
                     custom_id, body = call_of(raw, batch.endpoint)
                     if number % NOTED_LINES == 0:
                         self._note_progress(batch)
@@ -327,9 +338,10 @@ class Batches:
         answers = await self._opened(batch)
 
         def finish() -> None:
-            if end in _NOT_MADE:
-                for _, raw in lines_of(self.store.path(batch.input_file_id)):
-                    with suppress(ValueError, KeyError, TypeError):  # it was not checked yet
+            # A file that was not checked may have any number of lines, or none that is a call.
+            if end in _NOT_MADE and batch.in_progress_at is not None:
+                with suppress(StorageError):  # without its content nobody knows the others' names
+                    for _, raw in lines_of(self.store.content(batch.input_file_id)):
                         custom_id, _ = call_of(raw, batch.endpoint)
                         if custom_id not in answers.ids:
                             answers.add_unanswered(custom_id, *_NOT_MADE[end])
@@ -369,7 +381,7 @@ class Batches:
         while True:
             try:
                 self.store.forget_old()
-            except MeshError:
+            except (MeshError, OSError):
                 logger.exception("old files are not forgotten")
             await asyncio.sleep(FORGET_S)
 

@@ -41,7 +41,11 @@ FORM_BYTES_MAX = 64 << 10
 UPLOADS_MAX = 8
 """At a time; a tenant may have two."""
 FILENAME_CHARS_MAX = 255
+_NAME = re.compile(r"[/\\]")
+"""Before the name of a file there may be those of its folders."""
 LISTED_MAX = 10_000
+PAGE_MAX = 500
+"""However long a list may be: it is made in the loop, and the rest is on the next page."""
 BATCHES_LISTED = 20
 """Unless a list of batches is asked for with a limit."""
 
@@ -120,7 +124,7 @@ async def _kept(store: KeptFiles, exchange: Exchange) -> KeptFile:
             bytes=size_bytes,
             created_at=now_unix_s,
             expires_at=now_unix_s + KEPT_S,
-            filename=(upload.filename or "file")[:FILENAME_CHARS_MAX],
+            filename=_NAME.split(upload.filename or "")[-1][-FILENAME_CHARS_MAX:] or "file",
             purpose="batch",
         )
         store.add(kept, caller())
@@ -128,6 +132,8 @@ async def _kept(store: KeptFiles, exchange: Exchange) -> KeptFile:
         path.unlink(missing_ok=True)
         if isinstance(error, MultiPartException):
             raise InvalidInput(f"the form cannot be read: {error.message}") from error
+        if isinstance(error, UnicodeError):  # of a charset that nobody has
+            raise InvalidInput(f"the form cannot be read: {error}") from error
         if isinstance(error, TimeoutError):
             said = f"the file has not come within {UPLOAD_S_MAX:g} s"
             raise DeadlineExceeded(said) from None
@@ -146,9 +152,10 @@ def _upload(form: FormData) -> UploadFile:
                 hint="leave it out: files are kept for 30 days",
                 field=name[:100],
             )
-    if form.get("purpose") != "batch":
-        said = str(form.get("purpose", ""))[:100]
-        raise InvalidInput(f"purpose is {said!r}; it must be 'batch'", field="purpose")
+    purpose = form.get("purpose", "")
+    if purpose != "batch":
+        said = repr(purpose[:100]) if isinstance(purpose, str) else "a file"
+        raise InvalidInput(f"purpose is {said}; it must be 'batch'", field="purpose")
     file = form.get("file")
     if not isinstance(file, UploadFile) or not file.size:
         raise InvalidInput("file is missing or empty", field="file")
@@ -169,7 +176,7 @@ def listed(store: KeptFiles, kind: type[Kept], request: Request) -> Page[Kept]:
     return store.page(
         kind,
         after=after or "",
-        limit=int(limit),
+        limit=min(int(limit), PAGE_MAX),
         oldest_first=order == "asc",
         purpose=asked.get("purpose", ""),
     )
@@ -200,9 +207,7 @@ def file_routes(store: KeptFiles | None) -> list[Route]:
 
     async def content(request: Request) -> Response:
         file = asked(request)
-        path = found(store).path(file.id)
-        if not path.is_file():
-            raise StorageError(f"the content of {file.id} is not at {path}")
+        path = found(store).content(file.id)
         return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
     files = Collection(bodies, make, lambda request: listed(found(store), KeptFile, request))

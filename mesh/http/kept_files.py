@@ -143,6 +143,15 @@ class KeptFiles:
         """Where the content of a file is; the id is one of ours."""
         return self._folder / id_
 
+    def content(self, file_id: str) -> Path:
+        """The same, where it is still there."""
+        path = self.path(file_id)
+        if not path.is_file():
+            raise StorageError(
+                f"the content of {file_id} is there no more", hint="delete it, and send it again"
+            )
+        return path
+
     def check_room(self, further_bytes: int) -> None:
         """Raises Refused where the caller's tenant, or all of them, have too much with that."""
         sql = "SELECT count(*), total(bytes), (SELECT total(bytes) FROM kept) FROM kept"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -13,11 +14,13 @@ import pytest
 import requests
 
 from mesh.controller.keys import KeyBook
-from mesh.domain.access import NOBODY, Role, TenantName
+from mesh.domain.access import NOBODY, Caller, Role, TenantName
 from mesh.domain.errors import StorageError
 from mesh.domain.messages import AbortRequest, SubmitRequest
-from mesh.http import batch_lines, files, kept_files
-from mesh.http.batch_lines import Answer, Answers, checked, lines_of
+from mesh.http import batch_lines, batches, files, kept_files
+from mesh.http.batch_lines import Answer, Answers, Checked, checked, lines_of
+from mesh.http.kept_files import KeptFile
+from mesh.wire.access import act_as, caller
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
 from tests.controller.live import CLASSES, PATIENT, SPEC, WAIT_S_MAX, FakeNode
@@ -56,6 +59,16 @@ async def begun(http: Edge, content: bytes, endpoint: str = CHAT, **how: Any) ->
     assert told.status_code == 200, told.text
     found: dict[str, Any] = told.json()
     return found
+
+
+FORM = "multipart/form-data; boundary=b"
+
+
+def form_of(parts: list[tuple[bytes, bytes]]) -> bytes:
+    head = b"--b\r\nContent-Disposition: form-data; "
+    return (
+        b"".join(head + said + b"\r\n\r\n" + data + b"\r\n" for said, data in parts) + b"--b--\r\n"
+    )
 
 
 async def until(http: Edge, id_: str, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -306,6 +319,137 @@ async def test_a_file_that_is_not_taken_says_why(
     ]
 
 
+PURPOSE = (b'name="purpose"', b"batch")
+FILE = (b'name="file"; filename="x"', b"{}")
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "said"),
+    [
+        ([PURPOSE, FILE], "; charset=undefined", "undefined"),
+        ([PURPOSE, FILE], "; charset=punycode", "punycode"),
+        ([(b'name="purpose"; filename="x"', b"batch"), FILE], "", "Too many files"),
+        ([(b'name="purpose"; filename="x"', b"batch")], "", "purpose is a file"),
+        ([PURPOSE, (b'name="file"', b"{}")], "", "file is missing"),
+        ([PURPOSE, *[FILE] * 2], "", "Too many files"),
+        ([*[PURPOSE] * 3, FILE], "", "Too many fields"),
+        ([(b"", b"batch"), FILE], "", "must be provided"),
+        ([PURPOSE, (FILE[0] + b"x" * 9000, b"{}")], "", "Invalid multipart data"),
+        ([PURPOSE, (FILE[0] + b"\r\nx: y" * 20, b"{}")], "", "Invalid multipart data"),
+    ],
+)
+async def test_a_form_that_no_client_makes_is_the_callers_error(
+    http: Edge, parts: list[tuple[bytes, bytes]], kind: str, said: str
+) -> None:
+    told = await http.post("/v1/files", form_of(parts), headers={"Content-Type": FORM + kind})
+    assert (told.status_code, said in told.json()["error"]["message"]) == (400, True), told.text
+    assert (await http.get("/v1/files")).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (b"../../etc/passwd", "passwd"),
+        (b"C:\\calls\\a.jsonl", "a.jsonl"),
+        (b"a/", "file"),
+        (b"x" * 300 + b".jsonl", "x" * 249 + ".jsonl"),
+        ("名.jsonl".encode(), "名.jsonl"),
+    ],
+)
+async def test_a_file_is_kept_by_the_last_part_of_its_name(
+    http: Edge, given: bytes, kept: str
+) -> None:
+    parts = [PURPOSE, (b'name="file"; filename="%b"' % given, b"{}")]
+    told = await http.post("/v1/files", form_of(parts), headers={"Content-Type": FORM})
+    assert told.json()["filename"] == kept
+
+
+async def test_what_was_cancelled_unchecked_has_no_answers(
+    http: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of millions of lines would become as many errors."""
+    await http.cell.deployed()
+    release = threading.Event()
+
+    def slowly(lines: Any, endpoint: str) -> Checked:
+        release.wait(WAIT_S_MAX)
+        return checked(lines, endpoint)
+
+    monkeypatch.setattr(batches, "checked", slowly)
+    many = [await begun(http, written([line("c")])) for _ in range(3)]
+    for one in many[:2]:
+        told = await http.post(f"/v1/batches/{one['id']}/cancel", {})
+        assert told.json()["status"] == "cancelling"
+        batch = await ended(http, one["id"])
+        assert (batch["status"], batch["output_file_id"]) == ("cancelled", None)
+        assert (batch["error_file_id"], batch["request_counts"]["total"]) == (None, 0)
+    release.set()
+    assert (await ended(http, many[2]["id"]))["status"] == "completed"
+
+
+async def test_tenants_take_turns_in_having_files_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, order = kept_files.KeptFiles(tmp_path), list[str]()
+    made, all_checked = batches.Batches(store), asyncio.Event()
+
+    def content(of: kept_files.KeptFiles, file_id: str) -> Path:
+        order.append(file_id)
+        if len(order) == 5:
+            all_checked.set()
+        return tmp_path / "missing"
+
+    monkeypatch.setattr(kept_files.KeptFiles, "content", content)
+    made.serve({}, lambda name: None)  # type: ignore[arg-type, return-value]
+    for tenant, count in (("a", 4), ("b", 1)):
+        act_as(Caller(role=Role.TENANT, tenant=TenantName(tenant)))
+        for n in range(count):
+            file = KeptFile(
+                id=f"{tenant}{n}", bytes=1, created_at=1, expires_at=1, filename="", purpose="batch"
+            )
+            store.add(file, caller())
+            body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+            made.create(batches.BatchBody.model_validate(body))
+    async with asyncio.timeout(WAIT_S_MAX):
+        await all_checked.wait()
+    made.stop()
+    store.close()
+    assert order.index("b0") == 1
+
+
+async def test_the_file_of_a_batch_that_is_gone_ends_it(tmp_path: Path) -> None:
+    async with edge(tmp_path, limits=replace(PATIENT, batch_max=2)) as http:
+        node = await http.cell.deployed(held=True)
+        running = await begun(http, written([line(f"c{n}") for n in range(9)]))
+        await node.told(SubmitRequest)
+        file = await sent(http, b"{}")
+        for path in (tmp_path / "controller" / "files").iterdir():
+            path.unlink()
+        asked = {"input_file_id": file.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+        late = (await http.post("/v1/batches", asked)).json()
+        (error,) = (await ended(http, late["id"]))["errors"]["data"]
+        assert error["message"] == f"the content of {asked['input_file_id']} is there no more"
+        await http.post(f"/v1/batches/{running['id']}/cancel", {})
+        assert (await ended(http, running["id"]))["status"] == "cancelled"
+
+
+async def test_old_files_are_forgotten_though_the_disk_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes, forgotten = [PermissionError("x"), StorageError("x"), None], asyncio.Event()
+
+    def forget(store: Any) -> None:
+        error = outcomes.pop(0) if outcomes else None
+        if error is not None:
+            raise error
+        forgotten.set()
+
+    monkeypatch.setattr(kept_files.KeptFiles, "forget_old", forget)
+    monkeypatch.setattr(batches, "FORGET_S", 0.0)
+    async with edge(tmp_path), asyncio.timeout(WAIT_S_MAX):
+        await forgotten.wait()
+
+
 async def test_the_files_of_a_tenant_have_a_bound(
     http: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +469,8 @@ async def test_the_files_of_a_tenant_have_a_bound(
         ({"endpoint": "/v1/rerank"}, "endpoint"),
         ({"completion_window": "1d"}, "completion_window"),
         ({"surprise": 1}, "surprise"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {"x" * 65: ""}}, f"metadata.{'x' * 65}"),
     ],
 )
 async def test_a_batch_that_is_not_begun_says_why(
@@ -336,13 +482,17 @@ async def test_a_batch_that_is_not_begun_says_why(
     assert (told.status_code, told.json()["error"]["param"]) == (400, param), told.text
 
 
-async def test_lists_come_in_pages(http: Edge) -> None:
+async def test_lists_come_in_pages(http: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [(await sent(http, b"x")).json()["id"] for _ in range(5)]
     first = (await http.get("/v1/files?limit=2")).json()
     assert [one["id"] for one in first["data"]] == ids[:2:-1]
     assert (first["first_id"], first["last_id"], first["has_more"]) == (ids[4], ids[3], True)
     rest = (await http.get(f"/v1/files?after={ids[3]}")).json()
     assert ([one["id"] for one in rest["data"]], rest["has_more"]) == (ids[2::-1], False)
+    monkeypatch.setattr(files, "PAGE_MAX", 4)
+    bounded = (await http.get("/v1/files?limit=10000")).json()
+    assert (len(bounded["data"]), bounded["has_more"]) == (4, True)
+    monkeypatch.undo()
     oldest = (await http.get(f"/v1/files?order=asc&after={ids[3]}")).json()
     assert [one["id"] for one in oldest["data"]] == ids[4:]
     for wrong in ("limit=0", "limit=x", "after=file-x", "order=up"):
