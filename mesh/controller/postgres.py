@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
@@ -99,6 +100,7 @@ _SIGN, _RENEWS = "mesh ", "mesh renews "
 """The locks of a leader: of a session that does nothing else, for which those that stand by wait,
 and of the one on which it renews its lease.
 """
+_POOLER_HINT = "have --state name PostgreSQL itself: PgBouncer, say, keeps no sessions"
 _LOCK = "pg_{}(hashtext('{}' || $1), $2::int)"
 _LOCKS = (
     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2"
@@ -119,27 +121,35 @@ def in_postgres(sql: str) -> str:
 
 
 class Place:
-    """Where a cell's registry is: `postgresql://USER@HOST:PORT/DATABASE?cell=NAME`. Raises
-    InvalidInput.
+    """Where a cell's registry is: `postgresql://USER@HOST:PORT/DATABASE?cell=NAME`, or
+    `…@HOST:PORT,HOST:PORT/…` for servers of which one takes writes. Raises InvalidInput, which says
+    nothing of who asks, and by which password.
     """
 
     def __init__(self, url: str) -> None:
         try:
             parts = urlsplit(url)
+            _, at, hosts = parts.netloc.rpartition("@")
+            if url.count("@") > len(at):
+                raise InvalidInput(
+                    "--state: the address has an @ that is part of a user or a password, or / ? # "
+                    "before it",
+                    hint="write @ as %40, / as %2F, ? as %3F and # as %23 there",
+                )
             asked = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-            _ = parts.port
+            _ = [urlsplit(f"//{host}").port for host in hosts.split(",")]
         except ValueError as error:
             raise InvalidInput(f"--state: the address cannot be read: {error}") from error
         if parts.scheme not in SCHEMES:
             raise InvalidInput(
-                f"--state: {parts.scheme or url!r} is no kind of database that mesh knows",
+                f"--state: {parts.scheme or hosts + parts.path!r} is no kind of database that mesh "
+                "knows",
                 hint="give it as postgresql://USER@HOST:PORT/DATABASE, or leave it out for SQLite",
             )
         self.cell = asked.pop("cell", DEFAULT_CELL)
         check_name(self.cell, "--state: the cell's name")
         self.dsn = urlunsplit(parts._replace(query=urlencode(asked)))
-        _, _, host = parts.netloc.rpartition("@")
-        self.shown = f"{parts.scheme}://{host}{parts.path}?cell={self.cell}"
+        self.shown = f"{parts.scheme}://{hosts}{parts.path}?cell={self.cell}"
         """Without who asks, and by which password."""
 
 
@@ -320,6 +330,7 @@ class PostgresRegistry:
                     "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", self._at.cell
                 ):
                     await connection.execute(f'CREATE SCHEMA "{self._at.cell}"')
+                await self._check_session(connection)
                 if await connection.fetchval("SELECT to_regclass('lease')") is None:
                     await connection.execute(_OWN)
                     for step in STEPS:
@@ -328,6 +339,25 @@ class PostgresRegistry:
                 await connection.execute(_CHANGES)
             found = await connection.fetchval("SELECT version FROM schema_version")
             check_schema(found, self.place)
+
+    async def _check_session(self, connection: Any) -> None:
+        """Raises StorageError where it has not the settings that it was begun with, without which
+        two cells would be one, or where the database cannot hold every text.
+        """
+        schema = await connection.fetchval("SELECT current_schema()")
+        if schema != self._at.cell:
+            raise StorageError(
+                f"the session at {self.place} is in the schema {schema}: something before the "
+                "database drops what it is begun with",
+                hint=_POOLER_HINT,
+            )
+        encoding = await connection.fetchval("SHOW server_encoding")
+        if encoding not in ("UTF8", "SQL_ASCII"):
+            raise StorageError(
+                f"the database of {self.place} has the encoding {encoding}, which lacks characters "
+                "of models' texts",
+                hint="create one with it: `createdb -E UTF8 -T template0 NAME`",
+            )
 
     async def _refresh(self) -> None:
         """Bring the copy up to date, as one moment of the database. Tables of an earlier mesh,
@@ -611,11 +641,10 @@ class PostgresRegistry:
         self._away = why
 
     def _explained(self, verb: str, error: Exception) -> StorageError:
-        why = str(error) or type(error).__name__
+        why = str(error).partition("\n")[0] or type(error).__name__
         message = f"cannot {verb} the registry at {self.place}: {why}"
-        if _is_cut(error):
-            return Unreached(message, hint="see that the database runs, and that --state names it")
-        return (StorageError if _lasts(error) else Unreached)(message, hint=_hint(error))
+        lasts = _lasts(error) and not _is_cut(error)
+        return (StorageError if lasts else Unreached)(message, hint=_hint(error))
 
 
 def _write_s_max(statements: Statements) -> float:
@@ -642,6 +671,14 @@ def _lasts(error: Exception) -> bool:
 
 def _hint(error: Exception) -> str:
     state = getattr(error, "sqlstate", None) or ""
+    if isinstance(error, ValueError | FileNotFoundError | ssl.SSLError):
+        return "see what --state says after the name of the database, and the files for TLS"
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return "give the address of the server that takes writes, or those of all: HOST:PORT,HOST…"
+    if state == "08P01":
+        return _POOLER_HINT
+    if _is_cut(error):
+        return "see that the database runs, and that --state names it"
     if state.startswith("28"):
         return "give a user and password that it knows: in the address, or by PGPASSWORD"
     if state == "53100":

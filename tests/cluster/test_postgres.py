@@ -63,9 +63,15 @@ def test_an_address_that_cannot_be_meant_is_told() -> None:
         ("mysql://x/y", "'mysql' is no kind of database"),
         ("postgresql://h:x/y", "cannot be read"),
         ("postgresql://h/y?cell=No_Label", "the cell's name 'No_Label' is no DNS label"),
+        ("postgresql://h1:5432,h2:x/y", "cannot be read"),
+        ("//me:secret@h/y", "'h/y' is no kind of database"),
+        *((f"postgresql://me:sec{sign}ret@h/y", "part of a user or a password") for sign in "/?#@"),
     ):
-        with pytest.raises(InvalidInput, match=what):
+        with pytest.raises(InvalidInput, match=what) as told:
             Place(url)
+        assert "sec" not in told.value.message + told.value.hint
+    several = Place("postgresql://me:a%40b@h1:5432,h2:5433/y")
+    assert several.shown == "postgresql://h1:5432,h2:5433/y?cell=mesh"
     place = Place("postgresql://me:secret@h:5433/y?cell=b&sslmode=require")
     assert place.shown == "postgresql://h:5433/y?cell=b"
     assert place.dsn == "postgresql://me:secret@h:5433/y?sslmode=require"
@@ -85,6 +91,55 @@ async def test_what_keeps_it_from_opening_is_told_without_the_password(
     closed = server.url(cell).replace(str(server.port), "1")
     with pytest.raises(StorageError, match="cannot open the registry"):
         await PostgresRegistry(closed, holder="a").open()
+    for asked, said, hint in (
+        ("sslmode=bogus", "must be one of", "see what --state says"),
+        ("sslmode=verify-full", "root certificate file", "see what --state says"),
+        ("sslmode=verify-ca&sslrootcert=/none", "No such file", "see what --state says"),
+        ("sslmode=require", "rejected SSL", "see that the database runs"),
+    ):
+        with pytest.raises(StorageError, match=said) as told:
+            await PostgresRegistry(f"{server.url(cell)}&{asked}", holder="a").open()
+        assert hint in told.value.hint
+        assert "\n" not in told.value.message
+
+
+async def test_of_several_servers_the_one_that_takes_writes_is_used(
+    server: PostgresServer, cell: str
+) -> None:
+    url = server.url(cell).replace("@", "@127.0.0.1:1,")
+    async with leading(url) as database:
+        assert database.epoch == 1
+
+
+async def test_a_database_that_is_no_place_for_a_cell_is_told(
+    server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.url(cell)
+    create = "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"
+    await asked(url, create)
+    with pytest.raises(StorageError, match="has the encoding LATIN1") as told:
+        await PostgresRegistry(server.url(cell, database="latin"), holder="a").open()
+    assert "createdb -E UTF8" in told.value.hint
+    await asked(url, "ALTER ROLE mesh SET default_transaction_read_only = on")
+    with pytest.raises(StorageError, match="read_write") as told:
+        await PostgresRegistry(url, holder="a").open()
+    assert "the server that takes writes" in told.value.hint
+    connection = await asyncpg.connect(Place(url).dsn)
+    await connection.execute("SET default_transaction_read_only = off")
+    await connection.execute("ALTER ROLE mesh RESET default_transaction_read_only")
+    await connection.close()
+
+    # As behind PgBouncer, which has been told to ignore what it does not know.
+    connect = asyncpg.connect
+    dropping = lambda *args, server_settings, **how: connect(*args, **how)  # noqa: E731
+    monkeypatch.setattr(asyncpg, "connect", dropping)
+    with pytest.raises(StorageError, match="is in the schema public") as told:
+        await PostgresRegistry(url, holder="a").open()
+    assert "PgBouncer" in told.value.hint
+    monkeypatch.undo()
+    assert await asked(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+    async with leading(url):
+        pass
 
 
 async def test_a_later_schema_is_refused_and_an_earlier_one_loses_nothing(
