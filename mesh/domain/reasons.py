@@ -142,8 +142,8 @@ _REMEDIES: Mapping[RefusalReason, str] = {
     RefusalReason.TENANT_LIMIT: "whoever operates the cell may raise it: `mesh key limit`",
     RefusalReason.POLICY: "the policy of the cell has it so; whoever operates the cell chose it",
     RefusalReason.SHUTTING_DOWN: "call again once the controller has started",
-    RefusalReason.CELL_AWAY: "`mesh nodes` at the front shows which cells answer; spec.cells: 2 "
-    "has another one serve it, too",
+    RefusalReason.CELL_AWAY: "see that the controllers of its cell run; the front's log tells "
+    "which cells are away; spec.cells: 2 has another one serve it, too",
 }
 
 

@@ -132,6 +132,10 @@ class CellLink:
         self._refused: Unavailable | None = None
         """Why nobody leads it, where somebody answers that is no controller as it is asked."""
 
+    @property
+    def _led_by_none(self) -> str:
+        return f"none of {', '.join(self._channels)} leads it"
+
     def channel(self) -> grpc.aio.Channel:
         """To the controller that leads. Raises Unavailable."""
         if not self.leader and self._refused is not None:
@@ -139,7 +143,7 @@ class CellLink:
             raise Unavailable(f"the cell {self.name} is away: {why}", hint=hint)
         if not self.leader:
             raise Unavailable(
-                f"the cell {self.name} is away: none of {', '.join(self._channels)} leads it",
+                f"the cell {self.name} is away: {self._led_by_none}",
                 hint="`mesh status --controller ADDRESS` asks one of them",
             )
         return self._channels[self.leader]
@@ -164,7 +168,11 @@ class CellLink:
                 if self.leader != shown:
                     shown = self.leader
                     self.version += 1
-                    said = f"is led by {self.leader}" if self.leader else "is away"
+                    said = (
+                        f"is led by {self.leader}"
+                        if self.leader
+                        else f"is away: {self._led_by_none}"
+                    )
                     logger.info("%s %s", self.name, said)
                     self._refused = None
                     if explaining is not None:
@@ -363,7 +371,7 @@ class FrontCells:
             if unseen and not self.has(name):
                 raise Unavailable(
                     f"no cell that answers serves {name!r}; not seen yet: {', '.join(unseen)}",
-                    hint="try again; `mesh nodes` at the front shows which cells answer",
+                    hint="see that their controllers run; the front's log tells which are away",
                 )
             return None
         cell, _ = found

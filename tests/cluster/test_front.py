@@ -398,11 +398,16 @@ def test_a_front_lends_its_key_to_nobody_who_has_none(capsys: pytest.CaptureFixt
     assert "give --keys" in capsys.readouterr().err
 
 
-async def test_a_front_whose_cells_do_not_answer_says_so(tmp_path: Path) -> None:
+async def test_a_front_whose_cells_do_not_answer_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     at = {CELLS[0]: (f"127.0.0.1:{free_port()}",)}
+    caplog.set_level("INFO")
     async with a_front(tmp_path, at) as front:
-        with pytest.raises(Unavailable, match="not seen yet: a"):
+        with pytest.raises(Unavailable, match="not seen yet: a") as told:
             await front.answer()
+        assert "the front's log tells which are away" in told.value.hint
+        assert f"a is away: none of {at[CELLS[0]][0]} leads it" in caplog.text
         edge = Edge(front)
         assert (await edge.get("/healthz")).status_code == 200
         assert (await edge.get("/readyz")).status_code == 503
