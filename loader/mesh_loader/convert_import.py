@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesh.domain.errors import ModelError, UnsupportedModel
+from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
 from mesh.runtime.engine import Progress
 from mesh_loader.architectures import NATIVE_ARCHITECTURES
@@ -71,9 +71,12 @@ class ConvertPlan:
 def plan_convert(path: Path, config: Mapping[str, Any]) -> ConvertPlan:
     """The plan for a folder that mesh does not run itself.
 
-    Raises UnsupportedModel where the `convert` extra is not installed.
+    Raises UnsupportedModel where the `convert` extra is not installed, TornModel where it does not
+    say what it is.
     """
-    architecture = str(config.get("model_type"))
+    if config.get("model_type") is None:
+        raise TornModel(f"{path.name}/config.json names no model_type", hint="fetch the file again")
+    architecture = str(config["model_type"])
     if not _exporter_installed():
         pickled = architecture in NATIVE_ARCHITECTURES
         what = (

@@ -55,6 +55,7 @@ SHARD_CHARS_MAX = 255
 WEIGHT_TYPES = ("F16", "BF16", "F32")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 ENCODER_EMBEDDING = "embeddings.word_embeddings.weight"
+_UNREAD = ("*.onnx", "onnx/*.onnx", "*.h5", "*.msgpack", "*.pth", "openvino_*_model.xml")
 HARMLESS = ("rotary_emb.inv_freq", "attn.masked_bias")
 """Ends of names of tensors that hold no weights: what they say config.json says, too."""
 BOOKED_BY = (
@@ -116,6 +117,8 @@ def plan_hf(
     method = quantisation_of(path, config)
     check_served(method, path.name, plain=plain)
     weights = _weight_files(path)
+    if not weights and not has_whole_weights(path):
+        raise _without_weights(path)
     native = config.get("model_type") in (*NATIVE_ARCHITECTURES, *ENCODERS)
     if not weights or not (native or as_is or method):
         return plan_convert(path, config)
@@ -163,6 +166,18 @@ def plan_hf(
         parameters=_parameters(
             shape, {name: one.tensor for name, one in tensors.items()}, method, path.name
         ),
+    )
+
+
+def _without_weights(path: Path) -> UnsupportedModel:
+    """What is told instead of the format that the folder has its weights in, if it has any."""
+    others = sorted(
+        str(file.relative_to(path)) for pattern in _UNREAD for file in path.glob(pattern)
+    )
+    found = f": mesh reads no {others[0]}" if others else ""
+    return UnsupportedModel(
+        f"{path.name} has a config.json, and no weights that can be read{found}",
+        hint="fetch the model with its .safetensors files, or as one GGUF file",
     )
 
 
@@ -301,7 +316,10 @@ def _weight_files(path: Path) -> tuple[tuple[Path, str], ...]:
         return tuple((path / shard, shard) for shard in shards)
     found = [path / WEIGHTS] if (path / WEIGHTS).is_file() else _beside_adapters(path)
     if len(found) > 1:
-        raise TornModel(f"{path.name} has {len(found)} safetensors files but no {INDEX}")
+        raise TornModel(
+            f"{path.name} has {len(found)} safetensors files but no {INDEX}",
+            hint="fetch the index, too, or keep the file that is the model",
+        )
     return tuple((file, WEIGHTS) for file in found)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from huggingface_hub import constants, get_session, set_client_factory, snapshot_download
+from huggingface_hub import HfApi, constants, get_session, set_client_factory, snapshot_download
 from huggingface_hub.errors import (
     DisabledRepoError,
     DryRunError,
@@ -24,7 +24,14 @@ from huggingface_hub.errors import (
 )
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from mesh.domain.errors import InvalidInput, MeshError, NotFound, StorageError, Unavailable
+from mesh.domain.errors import (
+    InvalidInput,
+    MeshError,
+    NotFound,
+    StorageError,
+    Unavailable,
+    UnsupportedModel,
+)
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
 from mesh_loader.download import PIECE_BYTES, phase_of
@@ -36,6 +43,7 @@ from mesh_loader.sources import Repository
 
 DOWNLOADS_AT_ONCE_MAX = 4
 CONFIGS = ("config.json", MODELOPT_CONFIG)
+_OTHER_WEIGHTS = (".xml", ".bin", ".onnx", ".h5", ".msgpack", ".pth", ".pt")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -52,8 +60,8 @@ def fetch_repository(
     Within a rate it comes by HTTP, in small pieces: Xet, which asks nobody before it fetches the
     next, could not be held up.
 
-    Raises NotFound, Unavailable (no network, no access), StorageError, or InvalidInput where the
-    hub redirects beyond the reach, one line each.
+    Raises NotFound, Unavailable (no network, no access), UnsupportedModel, StorageError, or
+    InvalidInput where the hub redirects beyond the reach, one line each.
     """
     _keep_within(reach)
     progress(f"download {repository.name}", 0.0)
@@ -66,13 +74,40 @@ def fetch_repository(
         bar = _reporting(repository.name, rate, progress)
         if look is not None:
             look(Path(str(_snapshot(repository, CONFIGS, tqdm_class=bar))))
-        folder = _snapshot(repository, WANTED_PATTERNS, tqdm_class=bar)
+        folder = Path(str(_snapshot(repository, WANTED_PATTERNS, tqdm_class=bar)))
+        if not (any(folder.glob("*.safetensors")) or constants.HF_HUB_OFFLINE):
+            _refuse_other_weights(repository)
     except MeshError:
         raise
     except (OSError, HfHubHTTPError, ValueError) as error:
         raise _plain_error(repository, error) from error
     progress(f"download {repository.name}", 1.0)
-    return Path(str(folder))
+    return folder
+
+
+def _refuse_other_weights(repository: Repository) -> None:
+    """Raises UnsupportedModel for a repository whose weights are of a kind that is not fetched."""
+    name, revision = repository.name, repository.revision
+    siblings = HfApi().model_info(name, revision=revision).siblings or ()
+    files = sorted(one.rfilename for one in siblings)
+    ggufs = [one for one in files if one.endswith(".gguf") and "mmproj" not in one]
+    if ggufs:
+        raise UnsupportedModel(
+            f"{name} holds GGUF files, of which one must be named",
+            hint=f"for instance {constants.ENDPOINT}/{name}/resolve/{revision}/{ggufs[0]}",
+        )
+    others = [one for one in files if one.endswith(_OTHER_WEIGHTS)]
+    if others:
+        raise UnsupportedModel(
+            f"{name} has no safetensors weights, and its {others[0]} is not fetched from the hub",
+            hint=f"`hf download {name} --local-dir DIR`, and name file://DIR: what mesh imports of "
+            "other formats is in docs/model-store.md",
+        )
+    if "config.json" not in files:
+        raise UnsupportedModel(
+            f"{name} on the Hugging Face hub holds no model: there is no config.json",
+            hint="name a repository with config.json and .safetensors files",
+        )
 
 
 def _keep_within(reach: Reach) -> None:

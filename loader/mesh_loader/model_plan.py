@@ -50,7 +50,11 @@ def plan_import(
     if not path.is_dir():
         # By its first bytes too: a blob of a cache has no suffix.
         if path.suffix != ".gguf" and not begins_with_magic(path):
-            raise UnsupportedModel(f"{path.name} is not a GGUF file", hint=ACCEPTED)
+            holds = (path.parent / "config.json").is_file() or (path.parent / IR_XML).is_file()
+            whole = f"name the folder that it is part of: file://{path.parent}"
+            raise UnsupportedModel(
+                f"{path.name} is not a GGUF file", hint=whole if holds else ACCEPTED
+            )
         # Only here: see gguf_names.
         from mesh_loader.gguf_import import plan_gguf
 
@@ -61,14 +65,17 @@ def plan_import(
         return plan_ir(path, own_files=own_files)
     if (path / "config.json").is_file():
         return plan_hf(path, own_files=own_files, as_is=as_is, plain=plain)
-    ggufs = sorted(file.name for file in path.glob("*.gguf"))
+    ggufs = sorted(
+        (file.name for file in path.glob("*.gguf")), key=lambda name: ("mmproj" in name, name)
+    )
     if ggufs:
         raise UnsupportedModel(
             f"{path} holds GGUF files, of which one must be named",
             hint=f"for instance file://{path / ggufs[0]}",
         )
     raise UnsupportedModel(
-        f"{path} holds no model: there is no config.json", hint=_hint_of_cache(path) or ACCEPTED
+        f"{path} holds no model: there is no config.json",
+        hint=_hint_of_cache(path) or _hint_below(path) or ACCEPTED,
     )
 
 
@@ -79,6 +86,13 @@ def _adapter(path: Path) -> UnsupportedModel:
         f"{path.name} is a LoRA adapter{of}, not a whole model",
         hint="merge it into its base, with peft's merge_and_unload, and save that",
     )
+
+
+def _hint_below(path: Path) -> str:
+    """Which folder is meant, where those below it are models, as after a training."""
+    configs = (config for config in path.glob("*/config.json") if config.is_file())
+    found = sorted(configs, key=lambda config: config.stat().st_mtime_ns)
+    return f"name the folder of a model: file://{found[-1].parent}" if found else ""
 
 
 def _hint_of_cache(path: Path) -> str:

@@ -42,19 +42,19 @@ def quantisation_of(folder: Path, config: Mapping[str, Any]) -> str:
 
 def check_served(method: str, name: str, *, plain: bool) -> None:
     """Raises UnsupportedModel for a method that no engine has, or, where the importing node's
-    engine computes `plain` weights alone, for any; `name` is the folder's.
+    engine computes `plain` weights alone, for the others; `name` is the folder's.
     """
-    if method and plain:
-        raise UnsupportedModel(
-            f"{name} is quantised by {method!r}, which the engine of this node does not compute",
-            hint="take the unquantised model or a GGUF file, or deploy it on vLLM nodes: "
-            "devices: [gpu]",
-        )
     if method and method not in VLLM_METHODS:
         raise UnsupportedModel(
             f"{name} is quantised by {method!r}, which no engine computes: vLLM has "
             f"{', '.join(VLLM_METHODS)} in all releases that mesh works with, OpenVINO none",
             hint="use the unquantised model, one quantised by these, or a GGUF file",
+        )
+    if method and plain:
+        raise UnsupportedModel(
+            f"{name} is quantised by {method!r}, which the engine of this node does not compute",
+            hint="take the unquantised model or a GGUF file, or deploy it on vLLM nodes: "
+            "devices: [gpu]",
         )
 
 

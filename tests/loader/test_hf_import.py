@@ -1,6 +1,8 @@
 """Hugging Face folders are checked against their config and taken as they are."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,51 @@ def test_pickled_weights_alone_need_the_extra(
     assert error.hint == "pip install 'mesh-serve[convert]'"
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "no weights that can be read"),
+        ("model.onnx", "mesh reads no model.onnx"),
+        ("onnx/model.onnx", "mesh reads no onnx/model.onnx"),
+        ("tf_model.h5", "mesh reads no tf_model.h5"),
+        ("flax_model.msgpack", "mesh reads no flax_model.msgpack"),
+        ("consolidated.00.pth", "mesh reads no consolidated.00.pth"),
+        ("openvino_language_model.xml", "mesh reads no openvino_language_model.xml"),
+    ],
+)
+def test_weights_of_other_formats_are_named(
+    store: ModelStore, folder: Path, name: str, said: str
+) -> None:
+    """No extra can export them."""
+    (folder / "model.safetensors").unlink()
+    (folder / "onnx").mkdir()
+    if name:
+        (folder / name).write_bytes(b"x")
+    assert ".safetensors" in refusal(store, folder, UnsupportedModel, said).hint
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_file_of_a_folder_is_answered_with_the_folder(
+    store: ModelStore, folder: Path, name: str
+) -> None:
+    assert f"file://{folder}" in refusal(store, folder / name, UnsupportedModel).hint
+
+
+def test_a_folder_of_models_is_answered_with_the_last_one(
+    store: ModelStore, folder: Path, tmp_path: Path
+) -> None:
+    for step in (500, 1000):
+        shutil.copytree(folder, tmp_path / "runs" / f"checkpoint-{step}")
+        config = tmp_path / "runs" / f"checkpoint-{step}" / "config.json"
+        os.utime(config, (step, step))
+    assert refusal(store, tmp_path / "runs").hint.endswith("/runs/checkpoint-1000")
+
+
+def test_a_config_without_a_model_type_is_torn(store: ModelStore, folder: Path) -> None:
+    change_config(folder, lambda c: c.pop("model_type"))
+    refusal(store, folder, TornModel, "names no model_type")
+
+
 def test_a_folder_without_a_model_says_what_would_be_one(store: ModelStore, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     error = refusal(store, tmp_path / "empty")
@@ -196,8 +243,9 @@ def test_a_folder_without_a_model_says_what_would_be_one(store: ModelStore, tmp_
 
 def test_a_folder_of_gguf_files_asks_for_one_of_them(store: ModelStore, tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
-    (tmp_path / "many" / "a.gguf").write_bytes(b"GGUF")
-    assert refusal(store, tmp_path / "many").hint.endswith("/many/a.gguf")
+    for name in ("mmproj-a.gguf", "real.gguf"):
+        (tmp_path / "many" / name).write_bytes(b"GGUF")
+    assert refusal(store, tmp_path / "many").hint.endswith("/many/real.gguf")
 
 
 def test_newer_configs_are_brought_into_the_classic_form(store: ModelStore, folder: Path) -> None:

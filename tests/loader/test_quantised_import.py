@@ -127,15 +127,18 @@ def test_a_node_of_plain_weights_imports_no_others(tmp_path: Path, folder: Path)
     assert store.models() == []
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("method", ["hqq", "bitsandbytes"])
-def test_a_method_of_no_engine_is_refused(tmp_path: Path, folder: Path, method: str) -> None:
+def test_a_method_of_no_engine_is_refused(
+    tmp_path: Path, folder: Path, method: str, plain: bool
+) -> None:
+    """A node of plain weights sends nobody to vLLM for it."""
     change(folder, quantization_config={"quant_method": method})
-    refused(
-        tmp_path,
-        folder,
-        UnsupportedModel,
-        f"quantised by '{method}', which no engine computes: vLLM has .*awq.* OpenVINO none",
-    )
+    store = ModelStore(tmp_path / "store", plain=plain)
+    said = f"quantised by '{method}', which no engine computes: vLLM has .*awq.* OpenVINO none"
+    with pytest.raises(UnsupportedModel, match=said):
+        store.import_model(f"file://{folder}")
+    assert store.models() == []
 
 
 def test_what_the_folder_states_of_embeddings_comes_along(tmp_path: Path) -> None:

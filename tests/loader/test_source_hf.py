@@ -101,6 +101,30 @@ def test_what_the_hub_refuses_is_told(machine: Machine, source: str, kind: str, 
     assert "\n" not in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("files", "said", "hint"),
+    [
+        (["a-Q4_0.gguf", "mmproj-a.gguf"], "one must be named", "/resolve/main/a-Q4_0.gguf"),
+        (["openvino_model.xml", "config.json"], "openvino_model.xml is not fetched", "file://DIR"),
+        (["pytorch_model.bin", "config.json"], "pytorch_model.bin is not fetched", "file://DIR"),
+        (["model.onnx"], "model.onnx is not fetched", "docs/model-store.md"),
+        (["README.md"], "holds no model", "safetensors"),
+    ],
+)
+def test_a_repository_of_other_files_says_which_they_are(
+    tmp_path: Path, files: list[str], said: str, hint: str
+) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("{}")
+    with hub({"org/other": folder}) as endpoint:
+        error = Machine(tmp_path, endpoint).imports("hf://org/other")[-1]["error"]
+    assert error["type"] == "UnsupportedModel"
+    assert said in error["message"]
+    assert hint in error["hint"]
+
+
 def test_offline_says_so_in_one_line(machine: Machine) -> None:
     error = machine.imports("hf://org/tiny", HF_HUB_OFFLINE="1")[-1]["error"]
     assert error["type"] == "Unavailable"
