@@ -128,7 +128,6 @@ def inference_from_wire(request: pb.ModelInferRequest) -> TextInference:
     if JSON in inputs:
         given |= _object(inputs.pop(JSON)[0])
     given |= {name: found if name == STOP else found[0] for name, found in inputs.items()}
-    given = {name: value for name, value in given.items() if value is not None}
     stream = bool(_read(STREAM, _flag, given.pop(STREAM, False)))
     if not _read(EXCLUDED, _flag, given.pop(EXCLUDED, True)):
         raise InvalidInput(
@@ -181,13 +180,14 @@ def _parameters(request: pb.ModelInferRequest) -> dict[str, object]:
 
 
 def _object(text: Value) -> dict[str, object]:
+    """Its members; one that is null counts as not given."""
     try:
         found = json.loads(str(text))
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{JSON} is no valid JSON: {error}", field=JSON) from None
     if not isinstance(found, dict):
         raise InvalidInput(f"{JSON} is no JSON object", field=JSON)
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _read(name: str, read: Callable[[object], object], given: object) -> object:

@@ -90,6 +90,14 @@ def _values(
         if len(held) != count:
             raise _wrong(tensor, f"has {len(held)} {datatype.field}; its shape says {count}")
         values = list(held)
+        for field, _ in tensor.contents.ListFields():
+            if field.name != datatype.field:
+                raise _wrong(tensor, f"has {field.name} beside {datatype.field}")
+        if datatype.code:
+            try:
+                struct.pack(f"<{count}{datatype.code}", *values)
+            except struct.error as error:
+                raise _wrong(tensor, f"holds what is no {tensor.datatype}: {error}") from None
     elif tensor.HasField("contents"):
         raise _wrong(tensor, "has contents beside raw_input_contents")
     elif datatype.code:

@@ -63,10 +63,11 @@ def by_parameters() -> pb.ModelInferRequest:
 
 
 def by_json() -> pb.ModelInferRequest:
-    """It goes before parameters, which Triton's own sample sends as well."""
+    """It goes before parameters, which Triton's own sample sends as well, but for what is null."""
     given = {"temperature": "0.5", "top_p": 0.9, "seed": 7, "top_k": -1, "stop": ["z"]}
-    text = json.dumps({**given, "max_tokens": 4, "ignore_eos": True, "min_p": None, "stream": None})
-    asked = request_of(temperature="0.1", max_tokens="9")
+    nothing = {"min_p": None, "stream": None, "max_tokens": None}
+    text = json.dumps({**given, **nothing, "ignore_eos": True})
+    asked = request_of(temperature="0.1", max_tokens="4", min_p=0.0)
     return tensor(asked, "sampling_parameters", "BYTES", [1], bytes_contents=[text.encode()])
 
 

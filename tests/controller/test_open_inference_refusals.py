@@ -29,6 +29,12 @@ def bad() -> Iterator[tuple[pb.ModelInferRequest, str]]:
         ("text_input", "BYTES", [], {"bytes_contents": [b"x"]}, "one row, no batch"),
         ("text_input", "BYTES", [1], {"bytes_contents": [b"x", b"y"]}, "has 2 bytes_contents"),
         ("text_input", "BYTES", [1], {"int_contents": [1]}, "has 0 bytes_contents"),
+        (
+            *("text_input", "BYTES", [1], {"bytes_contents": [b"x"], "int_contents": [1]}),
+            "has int_contents beside bytes_contents",
+        ),
+        ("max_tokens", "INT8", [1], {"int_contents": [300]}, "holds what is no INT8"),
+        ("max_tokens", "UINT8", [1], {"uint_contents": [1 << 31]}, "holds what is no UINT8"),
         ("text_input", "BYTES", [1], {"bytes_contents": [b"\xff\xfe"]}, "is no UTF-8"),
         ("text_input", "BYTES", [1], {"bytes_contents": [b""]}, "the prompt is empty"),
     ):
