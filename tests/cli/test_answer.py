@@ -178,10 +178,15 @@ def failed_talk(failure: MeshError | None) -> Talk:
 REFUSED = Refused("late", reason=RefusalReason.FIRST_TOKEN_LATE)
 
 
-def test_a_demo_of_which_some_are_refused_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_demo_of_which_some_are_refused_or_late_is_no_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _tell_failures([failed_talk(None), failed_talk(REFUSED)])
     assert "this machine is busy: 1 of 2 prompts were refused" in capsys.readouterr().err
-    _tell_failures([failed_talk(None)])
+    in_time, late = (talk(1, answered(finished(ttft_s=ttft_s), LATE)) for ttft_s in (3.0, 4.0))
+    _tell_failures([late, in_time])
+    assert "1 of 2 answers came later than was foreseen" in capsys.readouterr().err
+    _tell_failures([failed_talk(None), in_time])
     assert not capsys.readouterr().err
 
 

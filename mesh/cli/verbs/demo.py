@@ -206,8 +206,8 @@ def demo(source: str | None, home: Path) -> None:
 
 
 def _tell_failures(talks: list[Talk]) -> None:
-    """Refusals of some prompts are what a busy machine is expected to show. Raises MeshError for
-    anything else that did not complete.
+    """Refusals of some prompts, and late answers, are what a busy machine is expected to show.
+    Raises MeshError for anything else that did not complete.
     """
     failures = [talk.failure for talk in talks if talk.failure is not None]
     refused = [failure for failure in failures if isinstance(failure, Refused)]
@@ -220,6 +220,12 @@ def _tell_failures(talks: list[Talk]) -> None:
         output.message(
             f"this machine is busy: {len(refused)} of {len(talks)} prompts were refused at once, "
             "because they could not have been answered in time"
+        )
+    late = sum(talk.ends is not None and not talk.answer.slo_met(with_grace=True) for talk in talks)
+    if late:
+        output.message(
+            f"this machine is busy with other things: {late} of {len(talks)} answers came later "
+            "than was foreseen"
         )
 
 
