@@ -100,6 +100,9 @@ _SIGN, _RENEWS = "mesh ", "mesh renews "
 """The locks of a leader: of a session that does nothing else, for which those that stand by wait,
 and of the one on which it renews its lease.
 """
+_DAMAGED_HINT = (
+    "restore the cell's schema, or rename it: what was deployed and profiled must be so again then"
+)
 _POOLER_HINT = "have --state name PostgreSQL itself: PgBouncer, say, keeps no sessions"
 _LOCK = "pg_{}(hashtext('{}' || $1), $2::int)"
 _LOCKS = (
@@ -169,7 +172,7 @@ class PostgresRegistry:
         self.lease = Lease()
         self._holder = f"{holder} {secrets.token_hex(8)}"
         self._now_s = asyncio.get_running_loop().time
-        self._copy = Tables("", self.place)
+        self._copy = Tables("", self.place, remedy=_DAMAGED_HINT)
         self._versions: dict[str, dict[tuple[Any, ...], str]] = {table: {} for table in TABLES}
         self._version = -1
         """The count of writes that its copy holds."""
@@ -337,6 +340,13 @@ class PostgresRegistry:
                         await connection.execute(in_postgres(step))
                     await connection.execute("UPDATE schema_version SET version = $1", SCHEMA)
                 await connection.execute(_CHANGES)
+            for table in ("starts", "schema_version", "lease", "changes"):
+                count = await connection.fetchval(f"SELECT count(*) FROM {table}")
+                if count != 1:
+                    raise StorageError(
+                        f"the registry at {self.place} is damaged: {table} has {count} rows, not 1",
+                        hint=_DAMAGED_HINT,
+                    )
             found = await connection.fetchval("SELECT version FROM schema_version")
             check_schema(found, self.place)
 
@@ -683,6 +693,8 @@ def _hint(error: Exception) -> str:
         return "give a user and password that it knows: in the address, or by PGPASSWORD"
     if state == "53100":
         return "free space on the disk of the database, then try again"
+    if state in ("42P01", "42703"):
+        return _DAMAGED_HINT
     if state == "3D000":
         return "create the database first: `createdb NAME`"
     if state == "42501":

@@ -251,8 +251,9 @@ class Tables:
     One may read while another thread writes, and waits for its transaction.
     """
 
-    def __init__(self, path: Path | str, where: str) -> None:
-        self.where = where
+    def __init__(self, path: Path | str, where: str, *, remedy: str = "") -> None:
+        """`remedy`: for a copy, what to do where the database does not hold what it should."""
+        self.where, self._remedy = where, remedy
         self._lock = threading.RLock()
         with self._explained("open"):
             self._connection = sqlite3.connect(
@@ -335,7 +336,7 @@ class Tables:
         except Exception as error:
             raise StorageError(
                 f"the registry {self.where} holds no valid {what}",
-                hint=_HINTS[sqlite3.SQLITE_CORRUPT],
+                hint=self._remedy or _HINTS[sqlite3.SQLITE_CORRUPT],
             ) from error
 
     def apply(self, statements: Statements) -> None:
@@ -397,9 +398,8 @@ class Tables:
                 message = f"the registry {self.where} is in use by another controller"
             else:
                 message = f"cannot {verb} the registry {self.where}: {error}"
-            raise StorageError(message, hint=_HINTS.get(code, "check the file and its disk")) from (
-                error
-            )
+            hint = _HINTS.get(code, self._remedy or "check the file and its disk")
+            raise StorageError(message, hint=hint) from error
 
 
 class SqliteRegistry(Tables):

@@ -26,6 +26,7 @@ from mesh.domain.ids import DeploymentName
 from tests.cluster.conftest import LEAD_S_MAX, leading, settled, until, within, written
 from tests.controller.test_registry import TEXT, deployment
 from tests.support.postgres_server import PostgresServer
+from tests.support.profiles import PROFILE
 
 asyncpg = pytest.importorskip("asyncpg")
 from mesh.controller.postgres import _SETTINGS, _SIGN, Place, PostgresRegistry  # noqa: E402
@@ -161,6 +162,35 @@ async def test_a_later_schema_is_refused_and_an_earlier_one_loses_nothing(
         await settled(writes)
         assert database.tables.histories() == {DeploymentName("chat"): HISTORY}
     assert await asked(url, "SELECT version FROM schema_version") == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("DELETE FROM lease", "lease has 0 rows, not 1"),
+        ("DELETE FROM starts", "starts has 0 rows, not 1"),
+        ("DELETE FROM schema_version", "schema_version has 0 rows, not 1"),
+        ("INSERT INTO lease SELECT * FROM lease", "lease has 2 rows, not 1"),
+        ("DROP TABLE profiles", 'relation "profiles" does not exist'),
+        ("ALTER TABLE deployments DROP COLUMN body", "deployments.body"),
+        ("ALTER TABLE deployments ADD COLUMN more INT", "no column named more"),
+        ("UPDATE deployments SET body = '{'", "holds no valid deployment under 'chat'"),
+        ("UPDATE profiles SET body = '{}'", "holds no valid profile of model"),
+    ],
+)
+async def test_tables_that_are_not_as_they_were_made_are_told(
+    server: PostgresServer, cell: str, damage: str, said: str
+) -> None:
+    url = server.url(cell)
+    async with leading(url) as database:
+        writes = RegistryWrites(database)
+        await written(writes.store, deployment(), TEXT, None)
+        await written(writes.store_profile, PROFILE)
+    await asked(url, damage)
+    with pytest.raises(StorageError, match=said) as told:
+        async with leading(url) as database:
+            database.tables.deployments(), database.tables.profiles()
+    assert "restore the cell's schema" in told.value.hint
 
 
 async def test_a_second_cell_of_the_name_stands_by_and_follows_what_is_written(
