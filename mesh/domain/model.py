@@ -14,6 +14,11 @@ DIMENSIONS_MAX = 8192
 """An embedding travels in one message and has no more dimensions."""
 
 
+def decodes(model_id: ModelId) -> bool:
+    """Whether the model generates text: one with a task ends each request with its prompt."""
+    return _SERVES not in model_id
+
+
 class ModelFormat(StrEnum):
     """How the model's folder in the store is laid out."""
 

@@ -20,7 +20,7 @@ export function Profiles({ name, loaded }) {
       <p class="dim"><${Text}>${profile.hardware}<//>, ${profile.cores} cores, ${profile.scaled_from ? html`estimated from <${Text}>${profile.scaled_from}<//>` : "measured"}${nodes.length ? `; holds for ${nodes.join(", ")}` : ""}</p>
       <div class="charts">
         <${Times} title="prefill, one iteration" grid=${profile.prefill} rows="prompt tokens" columns="past tokens" />
-        <${Times} title="decode, one iteration" grid=${profile.decode} rows="batch" columns="mean context tokens" />
+        ${!profile.model_id.includes("+for-") && html`<${Times} title="decode, one iteration" grid=${profile.decode} rows="batch" columns="mean context tokens" />`}
       </div></section>`)}`;
 }
 

@@ -11,11 +11,12 @@ import pytest
 from mesh.cli import profile_plot
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.model import Task
 from mesh.domain.profile import REST, Grid, OperatorTimes
 from mesh.domain.views import NodeSnapshot, ProfileView
 from tests.cli.conftest import STEP_S, RunningCell
 from tests.cli.running import Ran, mesh
-from tests.cli.views import NODE
+from tests.cli.views import MODEL, NODE
 from tests.support.profiles import profile
 
 MEASURED = ProfileView(
@@ -152,6 +153,14 @@ def test_show_prints_two_tables_for_each_fingerprint(client: Client) -> None:
         "   32        4.00         8.00\n"
     )
     assert client.measured_on == []
+
+
+def test_a_model_of_vectors_has_no_decodes_to_show(client: Client) -> None:
+    model = replace(MODEL, model_id=MEASURED.profile.model_id).serving(Task.EMBED)
+    of_vectors = replace(MEASURED.profile, model_id=model.model_id)
+    client.known = [replace(MEASURED, profile=of_vectors)]
+    ran = mesh("profile", "chat", "--show")
+    assert ("prefill_ms" in ran.out, "decode_ms" in ran.out) == (True, False)
 
 
 def test_operators_are_counted_and_shown_where_they_are_wanted(client: Client) -> None:

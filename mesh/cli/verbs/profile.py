@@ -16,6 +16,7 @@ from mesh.cli.output import Format
 from mesh.cli.progress import progress
 from mesh.domain.errors import NotFound
 from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.model import decodes
 from mesh.domain.views import ProfileView
 from mesh.wire.client import MeshClient
 
@@ -158,8 +159,9 @@ def _show(views: Sequence[ProfileView], form: Format, *, whole: bool, operators:
         prefill, decode = view.profile.prefill, view.profile.decode
         output.text(f"\n{tables.PREFILL}")
         output.table(*tables.prefill(prefill))
-        output.text(f"\n{tables.DECODE}")
-        output.table(*tables.decode(decode))
+        if decodes(view.profile.model_id):
+            output.text(f"\n{tables.DECODE}")
+            output.table(*tables.decode(decode))
         if operators:
             _show_operators(view)
 
