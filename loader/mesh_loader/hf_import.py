@@ -170,7 +170,7 @@ def plan_hf(
 
 
 def _without_weights(path: Path) -> UnsupportedModel:
-    """What is told instead of the format that the folder has its weights in, if it has any."""
+    """The error for a folder without weights that mesh reads, which names those of another kind."""
     others = sorted(
         str(file.relative_to(path)) for pattern in _UNREAD for file in path.glob(pattern)
     )

@@ -223,7 +223,7 @@ def check_task(asked: Invocation, task: Task | None) -> None:
 
 
 def wrong_task(name: str, asked: Task | None, task: Task | None) -> InvalidInput:
-    """For who asks for something else than a deployment computes."""
+    """The error for a call that asks for something else than its deployment computes."""
     ways = {None: "/v1/chat/completions", Task.EMBED: "/v1/embeddings", Task.RERANK: "/v1/rerank"}
     return InvalidInput(
         f"{name!r} has task {task or 'text'}; asked for was {asked or 'text'}",

@@ -149,8 +149,8 @@ class OpenInference(GRPCInferenceServiceServicer):
             raise Cancelled("the stream is not read", hint="read answers as they come") from None
 
     def _deployment(self, name: str, version: str) -> Deployment:
-        """One that computes text. Raises NotFound, InvalidInput for another one, or Unavailable
-        while it is being imported.
+        """A deployment that computes text. Raises NotFound, InvalidInput for one with a task, or
+        Unavailable while it is being imported.
         """
         deployment = self._gateway.deployment(DeploymentName(name))
         if deployment.spec.task is not None:

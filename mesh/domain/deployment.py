@@ -69,8 +69,8 @@ class DeploymentSpec:
 
     @property
     def tpot_limit_s(self) -> float | None:
-        """Of requests that name no class; `None` where there are no tokens after the first, or they
-        come as others let them.
+        """The TPOT limit of requests that name no class; `None` where there are no tokens after the
+        first, or they come as others let them.
         """
         return None if self.task is not None or self.slo.best_effort else self.slo.tpot_s
 

@@ -205,6 +205,7 @@ async def test_a_batch_goes_on_after_a_restart_and_ends_in_time(tmp_path: Path) 
         for order in orders[:5]:
             await node.answer(order, 0, 2, last=True)
         await until(http, batch["id"], lambda one: one["request_counts"]["completed"] > 0)
+        await until(http, late["id"], lambda one: one["status"] == "in_progress")
     with closing(sqlite3.connect(tmp_path / "controller" / kept_files.FILE_NAME)) as index:
         sql = "UPDATE kept SET body = json_set(body, '$.expires_at', 1) WHERE id = ?"
         index.execute(sql, (late["id"],))
