@@ -15,7 +15,7 @@ decode is a turn by itself.
 """
 BATCH_MAX = 256
 """The most requests in one iteration of an instance, unless its engine can carry fewer."""
-KV_MOVE_BYTES_MAX = 1 << 30
+KV_MOVE_BYTES_MAX = 4 << 30
 """The most KV cache of one request that goes to another node: its target holds it in the host's
 memory until all of it is there.
 """

@@ -59,10 +59,48 @@ def keeps_pace(
     batch, tokens = instance.batch + 1, instance.tokens + request.tokens
     if made is None or times.decode_s(batch, tokens / batch) > limit_s:
         return False
-    mean, there = made.answer_tokens, (request, *cell.requests(instance))
-    left = [max(mean - len(of.output_tokens), LEFT_TOKENS_LEAST) for of in there]
-    peak = peak_tokens(zip(left, [of.tokens for of in there], strict=True))
+    peak = peak_tokens(_growing((request, *cell.requests(instance)), made.answer_tokens))
     return times.decode_s(batch, peak / batch) <= limit_s
+
+
+@dataclass(slots=True, eq=False)
+class Seats:
+    """A server in a forecast of requests that are about to come to it."""
+
+    server: InstanceView
+    label: str
+    batch: int
+    tokens: int
+    times: Times
+    peak: float | None = None
+    """Tokens at the peak of its KV cache; `None` until somebody asks."""
+
+    @classmethod
+    def of(cls, server: InstanceView, cell: CellView) -> "Seats":
+        """The server as it is."""
+        return cls(server, server.label, server.batch, server.tokens, cell.times(server))
+
+    def take(self, request: RequestView, cell: CellView, limit_s: float) -> bool:
+        """The request comes to it, if iterations take no longer than `limit_s` then, as in
+        `keeps_pace`; one that comes counts as if it ended at the peak.
+        """
+        made, batch, tokens = cell.deployment(request.deployment), self.batch + 1, request.tokens
+        if made is None or batch > self.server.batch_max:
+            return False
+        if self.times.decode_s(batch, (self.tokens + tokens) / batch) > limit_s:
+            return False
+        if self.peak is None:
+            self.peak = peak_tokens(_growing(cell.requests(self.server), made.answer_tokens))
+        peak = self.peak + sum(*_growing((request,), made.answer_tokens))
+        if self.times.decode_s(batch, peak / batch) > limit_s:
+            return False
+        self.batch, self.tokens, self.peak = batch, self.tokens + tokens, peak
+        return True
+
+
+def _growing(requests: Iterable[RequestView], mean: float) -> list[tuple[float, int]]:
+    """What each has left of a mean answer, and how many tokens it has."""
+    return [(max(mean - len(of.output_tokens), LEFT_TOKENS_LEAST), of.tokens) for of in requests]
 
 
 def peak_tokens(requests: Iterable[tuple[float, int]]) -> float:

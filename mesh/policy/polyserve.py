@@ -9,6 +9,7 @@ docs/policy-polyserve.md says what differs from the paper.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol, TypeVar
 
 from mesh.policy.colocated import CoLocated, first_token_s, is_served_late, keeps_pace
 from mesh.policy.interface import Rank
@@ -71,9 +72,17 @@ POLYSERVE_ABLATIONS = (
 )
 
 
-def by_tier(
-    tpot_s: float, servers: Iterable[InstanceView], promotes: bool
-) -> Iterator[tuple[InstanceView, float]]:
+class Labelled(Protocol):
+    """A server, or one in a forecast."""
+
+    @property
+    def label(self) -> str: ...
+
+
+L = TypeVar("L", bound=Labelled)
+
+
+def by_tier(tpot_s: float, servers: Iterable[L], promotes: bool) -> Iterator[tuple[L, float]]:
     """Servers in the order in which a request of this TPOT tries them, the fullest first where they
     come so, and of which tier each is then: of its own, of the next tighter ones, those that pend
     with such requests, those of the pool.
@@ -98,7 +107,7 @@ def pending(tpot_s: float) -> str:
     return f"pending {tpot_s * 1e3:g} ms"
 
 
-def tier_s_of(server: InstanceView) -> float:
+def tier_s_of(server: Labelled) -> float:
     """The TPOT of a server's tier; infinite where it has none."""
     kind, _, rest = server.label.partition(" ")
     return float(rest.removesuffix(" ms")) / 1e3 if kind == "tier" else inf

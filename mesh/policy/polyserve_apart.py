@@ -6,12 +6,17 @@ it. `pd-random` and `pd-minimal` divide the servers for good: those whose names 
 compute prompts. docs/policy-polyserve.md says what differs from the paper.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil
 
 from mesh.compute.times import Times
-from mesh.policy.colocated import CoLocated, alone_s, batched_s, is_served_late, keeps_pace
+from mesh.policy.colocated import (
+    CoLocated,
+    Seats,
+    is_served_late,
+    keeps_pace,
+)
 from mesh.policy.plans import Join, Label, Move, Plan, Refuse, Start
 from mesh.policy.polyserve import by_tier, label_of, tier
 from mesh.policy.polyserve_baselines import Choice, drawn, iteration_s
@@ -19,6 +24,8 @@ from mesh.policy.rules.chunked import APART
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, RequestView
 
+TOLD_S = 0.002
+"""Until a server has been told of what another one has done."""
 PREFILL = "prefill"
 """The label of a server for prompts, and how the names of those of the baselines begin."""
 
@@ -36,33 +43,69 @@ class PolyServeApart(CoLocated):
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
         if request is not None:
             late = is_served_late(request, self, cell)
-            servers = list(cell.candidates()) if late or self._decodes(request, cell) else []
+            servers = list(cell.candidates())
             prefill = [server for server in servers if server.label == PREFILL]
             prefill.sort(key=lambda server: -_prompt_tokens(server, cell))
             for server in (*prefill, *(server for server in servers if not server.label)):
-                if late or is_in_time(request, server, cell):
-                    yield Join(request=request, instance=server, label=PREFILL)
+                if not (late or is_in_time(request, server, cell, self._hand_over_s)):
+                    continue
+                if not (late or self._has_tier(request, cell)):
+                    break
+                yield Join(request=request, instance=server, label=PREFILL)
         for node in cell.starts():
             yield Start(request=request, node=node)
 
-    def _decodes(self, request: RequestView, cell: CellView) -> bool:
-        return next(self._tiers(request, cell), None) is not None
+    # §4.2 to §4.5: its own tier, then tighter ones, a server that pends, one of the pool. Those who
+    # are computed already, or wait for it, have their places before it.
 
-    # §4.2 to §4.5: its own tier, then tighter ones, a server that pends, one of the pool.
+    def _has_tier(self, request: RequestView, cell: CellView) -> bool:
+        seats = [Seats.of(server, cell) for server in _tier_servers(request, cell)]
+        coming = [
+            of
+            for server in cell.instances()
+            if server.label == PREFILL
+            for of in cell.requests(server)
+            if not of.moves_now
+        ]
+        coming.sort(key=lambda of: (of.slo.tpot_s, of.due_s, of.request_id))
+        return all(self._seat(of, seats, cell, must=of is request) for of in (*coming, request))
 
-    def _tiers(self, request: RequestView, cell: CellView) -> Iterator[tuple[InstanceView, float]]:
-        others = [of for of in _open(request, cell) if of.label != PREFILL]
-        others.sort(key=lambda server: (-server.batch, server.instance_id))
-        for server, tier_s in by_tier(request.slo.tpot_s, others, promotes=True):
-            if keeps_pace(request, server, cell, tier_s * self.pace_share):
-                yield server, tier_s
+    def _seat(
+        self, request: RequestView, seats: Sequence[Seats], cell: CellView, *, must: bool
+    ) -> bool:
+        """Give it a place in the forecast, if there is any; False where there `must` be one."""
+        for seat, tier_s in by_tier(request.slo.tpot_s, seats, promotes=True):
+            if seat.take(request, cell, tier_s * self.pace_share):
+                seat.label = tier(tier_s)
+                return True
+        return not must
+
+    # §4.6: the rest of the iteration in flight and its own one make the second token; where no
+    # server has it in time, the first one that keeps the pace.
 
     def first_token(self, request: RequestView, cell: CellView) -> Iterator[Plan]:
-        for server, tier_s in self._tiers(request, cell):
-            yield Move(requests=(request,), to=server, at_once=True)
+        late: list[tuple[InstanceView, float]] = []
+        servers = _tier_servers(request, cell)
+        for server, tier_s in by_tier(request.slo.tpot_s, servers, promotes=True):
+            if not keeps_pace(request, server, cell, tier_s * self.pace_share):
+                continue
+            if second_token_s(request, server, cell) > request.due_s:
+                late.append((server, tier_s))
+                continue
+            yield from _moved(request, server, tier_s)
             if request.moves_now:
-                yield Label(instance=server, label=tier(tier_s))
                 return
+        for server, tier_s in late:
+            yield from _moved(request, server, tier_s)
+            if request.moves_now:
+                return
+
+    def _hand_over_s(self, request: RequestView, server: InstanceView, cell: CellView) -> float:
+        """By how much its first token has to be early for its second one to be in time: the rest of
+        an iteration and its own take two paces at most, of which one is its own.
+        """
+        own_s = request.slo.tpot_s
+        return own_s * (2 * self.pace_share - 1) + cell.carry_s(server, request.tokens) + TOLD_S
 
     # §4.3: empty servers go back into the pool. Who found no place with its first token is tried
     # again.
@@ -129,31 +172,113 @@ PD_POLICIES = (
 )
 
 
-def is_in_time(request: RequestView, server: InstanceView, cell: CellView) -> bool:
-    """Whether nobody's first token is late on a server for prompts with the request among them:
-    behind those of the iteration in flight, in the order of deadlines.
+def never_early(request: RequestView, server: InstanceView, cell: CellView) -> float:
+    """Its first token may come when it is due."""
+    return 0.0
+
+
+def is_in_time(
+    request: RequestView,
+    server: InstanceView,
+    cell: CellView,
+    early_s: Callable[[RequestView, InstanceView, CellView], float] = never_early,
+) -> bool:
+    """Whether nobody's first token is late on a server for prompts because of the request, nor its
+    own: after the iteration in flight, in the order of deadlines. `early_s`: by how much before it
+    is due it has to come; a request that is alone there need not be early.
     """
-    times, began_s, at_s = cell.times(server), server.node.iteration_started_s, cell.now_s
-    waiting = sorted(
-        [(of.due_s, of.prefill_left) for of in cell.requests(server) if of.prefill_left]
-    )
-    flying = 0
-    if began_s is not None and waiting:
-        at_s = max(began_s, at_s - times.prefill_s(APART.alone_tokens, 0))
-        before = [0, *accumulate(left for _, left in waiting)]
-        flying = sum(tokens < APART.alone_tokens for tokens in before[:-1])
-    tokens, mine = 0, (request.due_s, request.tokens)
-    for due_s, left in (*waiting[:flying], *sorted([*waiting[flying:], mine])):
-        tokens += left
-        at_s += _attention_s(left, times)
-        if due_s > cell.now_s and at_s + batched_s(tokens, times) > due_s:
+    waiting = [of for of in cell.requests(server) if of.prefill_left]
+    with_it, without = _first_tokens_s(server, cell, request), dict[str, float]()
+    for of in (*waiting, request):
+        due_s = of.due_s - (early_s(of, server, cell) if waiting else 0.0)
+        if with_it[of.request_id] <= due_s:
+            continue
+        if of is request:
+            return False
+        without = without or _first_tokens_s(server, cell)
+        if without[of.request_id] <= due_s:
             return False
     return True
 
 
-def _attention_s(tokens: int, times: Times) -> float:
-    """Seconds that a long prompt takes more."""
-    return max(alone_s(tokens, times) - batched_s(tokens, times), 0.0)
+def _first_tokens_s(
+    server: InstanceView, cell: CellView, more: RequestView | None = None
+) -> dict[str, float]:
+    """When the prompts of a server for prompts are computed, with one more or as they are: as its
+    rule has them, after the iteration in flight.
+    """
+    began_s, times = server.node.iteration_started_s, cell.times(server)
+    waiting = [_Prompt(of) for of in cell.requests(server) if of.prefill_left]
+    waiting.sort(key=lambda of: of.order)
+    ends_s: dict[str, float] = {}
+    at_s = cell.now_s
+    if began_s is not None:
+        flying = [of for of in waiting if of.request.submitted_s <= began_s]
+        took_s = _compute(flying, times, ends_s, began_s) if flying else cell.decode_s(server)
+        at_s = max(at_s, began_s + took_s)
+    if more is not None:
+        waiting.append(_Prompt(more, more.tokens))
+        waiting.sort(key=lambda of: of.order)
+    while left := [of for of in waiting if of.left]:
+        at_s += _compute(left, times, ends_s, at_s)
+    return ends_s
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt in the forecast of a server."""
+
+    request: RequestView
+    left: int = 0
+    past: int = 0
+    order: tuple[float, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.left or self.request.prefill_left
+        self.past = self.request.tokens - self.left
+        self.order = self.request.due_s, self.request.request_id
+
+
+def _compute(
+    prompts: Sequence[_Prompt], times: Times, ends_s: dict[str, float], at_s: float
+) -> float:
+    """One iteration of a forecast: what it computes of prompts, the ends of those that it finishes,
+    and the seconds that it takes.
+    """
+    named = APART.shared_out(((of, of.left) for of in prompts), 2 * APART.alone_tokens)
+    tokens = sum(count for _, count in named)
+    past = sum(of.past * count for of, count in named)
+    took_s = times.prefill_s(tokens, past / tokens)
+    for of, count in named:
+        of.left, of.past = of.left - count, of.past + count
+        if not of.left:
+            ends_s[of.request.request_id] = at_s + took_s
+    return took_s
+
+
+def second_token_s(request: RequestView, server: InstanceView, cell: CellView) -> float:
+    """When its second token would come from a server: after its KV blocks, the rest of the
+    iteration that runs then, and its own (§4.6).
+    """
+    ready_s = cell.now_s + cell.carry_s(server, request.tokens) + TOLD_S
+    began_s, one_s = server.node.iteration_started_s, cell.decode_s(server)
+    if began_s is None or not one_s:
+        return ready_s + cell.times(server).decode_s(1, request.tokens)
+    return began_s + (ceil(max(ready_s - began_s, 0.0) / one_s) + 1) * one_s
+
+
+def _moved(request: RequestView, server: InstanceView, tier_s: float) -> Iterator[Plan]:
+    """The move of a request to a server, which is of the tier then."""
+    yield Move(requests=(request,), to=server, at_once=True)
+    if request.moves_now:
+        yield Label(instance=server, label=tier(tier_s))
+
+
+def _tier_servers(request: RequestView, cell: CellView) -> list[InstanceView]:
+    """Those that may decode it, the fullest first."""
+    servers = [of for of in _open(request, cell) if of.label != PREFILL]
+    servers.sort(key=lambda server: (-server.batch, server.instance_id))
+    return servers
 
 
 def _prompt_tokens(server: InstanceView, cell: CellView) -> int:

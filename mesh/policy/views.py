@@ -53,6 +53,11 @@ class RequestView(Protocol):
         ...
 
     @property
+    def submitted_s(self) -> float:
+        """When it was sent to its node last."""
+        ...
+
+    @property
     def moves_now(self) -> bool:
         """Whether it is on its way to another instance, or computed ahead there."""
         ...
@@ -309,6 +314,12 @@ class CellView(Protocol):
 
     def times(self, instance: InstanceView) -> Times:
         """What predicts its iterations, corrected and overestimated as in a validation."""
+        ...
+
+    def carry_s(self, instance: InstanceView, tokens: int) -> float:
+        """Seconds in which the KV blocks of so many tokens go from it to another node that is as
+        quick, behind no others.
+        """
         ...
 
     def ready_s(self, instance: InstanceView) -> float:

@@ -4,13 +4,14 @@ The rest is what a fixed budget of tokens leaves, or what the profile says that 
 quickest pace of the batch. A baseline has the first, and `polyserve-co` the second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from mesh.domain.ids import RequestId
 from mesh.policy.rules.run_queues import NOBODY, RunQueue
 from mesh.policy.rules.turns import Grant, TurnBounds, one_iteration
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,25 @@ class Chunked:
             return self._prompts_alone(queue, bounds.prefill_tokens_max, passed)
         return one_iteration(queue, self._chunk_tokens(queue, bounds.prefill_tokens_max), passed)
 
-    def _prompts_alone(self, queue: RunQueue, tokens_max: int, passed: Sequence[RunQueue]) -> Grant:
-        """The nearest deadline first (§4.2). A prompt with less than twice the budget left is
-        finished at once if it is the first (§4.7); nobody decodes.
+    def shared_out(self, lefts: Iterable[tuple[K, int]], tokens_max: int) -> list[tuple[K, int]]:
+        """The tokens that an iteration of prompts alone computes, by what is left of each, in their
+        order. One with less than twice the budget left is finished at once if it is the first
+        (§4.7).
         """
-        left, named = min(self.alone_tokens, tokens_max), list[tuple[RequestId, int]]()
-        for prompt in sorted(queue.prompts, key=lambda of: (of.due_s, of.request_id)):
-            tokens = min(prompt.left, left)
-            if not named and left < prompt.left < 2 * left <= tokens_max:
-                tokens = prompt.left
-            named.append((prompt.request_id, tokens))
-            left -= tokens
+        left, named = min(self.alone_tokens, tokens_max), list[tuple[K, int]]()
+        for key, tokens in lefts:
+            whole = not named and left < tokens < 2 * left <= tokens_max
+            named.append((key, tokens if whole else min(tokens, left)))
+            left -= named[-1][1]
             if left <= 0:
                 break
+        return named
+
+    def _prompts_alone(self, queue: RunQueue, tokens_max: int, passed: Sequence[RunQueue]) -> Grant:
+        """The nearest deadline first (§4.2); nobody decodes."""
+        ordered = sorted(queue.prompts, key=lambda of: (of.due_s, of.request_id))
+        lefts = [(prompt.request_id, prompt.left) for prompt in ordered]
+        named = self.shared_out(lefts, tokens_max)
         seconds = queue.times.prefill_s(sum(tokens for _, tokens in named), queue.prompts[0].past)
         return Grant(
             queue=queue, prefill=tuple(named), seconds=seconds, passed=passed, decode=(NOBODY,)
@@ -72,4 +79,5 @@ class Chunked:
 
 CHUNKED = Chunked()
 BUDGET = Chunked(fixed=1)
-APART = Chunked(apart=1)
+APART = Chunked(apart=1, chunk_tokens_min=128)
+"""A server for decodes computes what is left of the last blocks of those who come, all at once."""

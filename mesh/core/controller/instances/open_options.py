@@ -105,6 +105,11 @@ class OpenOptions:
     def times(self, instance: InstanceView) -> Times:
         return times_of(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
 
+    def carry_s(self, instance: InstanceView, tokens: int) -> float:
+        known, node = self.ctx.cell.instances[instance.instance_id], self._node(instance.node)
+        bytes_per_token = known.footprint.kv_block_bytes / known.footprint.block_tokens
+        return tokens * bytes_per_token / node.kv_bytes_per_s(self.ctx.now_s)
+
     def ready_s(self, instance: InstanceView) -> float:
         ends_s = loads_end_s(self._node(instance.node), self.ctx.now_s)
         return ends_s.get(instance.instance_id, self.ctx.now_s)
