@@ -17,7 +17,7 @@ from mesh.policy.colocated import (
     is_served_late,
     keeps_pace,
 )
-from mesh.policy.plans import Join, Label, Move, Plan, Refuse, Start
+from mesh.policy.plans import Carry, Join, Label, Move, Plan, Refuse, Start
 from mesh.policy.polyserve import by_tier, label_of, tier
 from mesh.policy.polyserve_baselines import Choice, drawn, iteration_s
 from mesh.policy.rules.chunked import APART
@@ -26,6 +26,10 @@ from mesh.policy.views import CellView, InstanceView, RequestView
 
 TOLD_S = 0.002
 """Until a server has been told of what another one has done."""
+HAND_OVER_PACES = 2.5
+"""From one server to another: the rest of the iteration in flight, half of one in the mean; the one
+that begins before the server is told that its KV blocks are there; and its own.
+"""
 PREFILL = "prefill"
 """The label of a server for prompts, and how the names of those of the baselines begin."""
 
@@ -80,8 +84,8 @@ class PolyServeApart(CoLocated):
                 return True
         return not must
 
-    # §4.6: the rest of the iteration in flight and its own one make the second token; where no
-    # server has it in time, the first one that keeps the pace.
+    # §4.6: the first server that keeps the pace and has the second token in time; where none has it
+    # in time, the first that keeps the pace.
 
     def first_token(self, request: RequestView, cell: CellView) -> Iterator[Plan]:
         late: list[tuple[InstanceView, float]] = []
@@ -101,11 +105,9 @@ class PolyServeApart(CoLocated):
                 return
 
     def _hand_over_s(self, request: RequestView, server: InstanceView, cell: CellView) -> float:
-        """By how much its first token has to be early for its second one to be in time: the rest of
-        an iteration and its own take two paces at most, of which one is its own.
-        """
-        own_s = request.slo.tpot_s
-        return own_s * (2 * self.pace_share - 1) + cell.carry_s(server, request.tokens) + TOLD_S
+        """By how much its first token has to be early for its second one to be in time."""
+        late_s = request.slo.tpot_s * (HAND_OVER_PACES * self.pace_share - 1.0)
+        return late_s + cell.carry_s(server, request.tokens) + TOLD_S
 
     # §4.3: empty servers go back into the pool. Who found no place with its first token is tried
     # again.
@@ -188,17 +190,18 @@ def is_in_time(
     is due it has to come; a request that is alone there need not be early.
     """
     waiting = [of for of in cell.requests(server) if of.prefill_left]
-    with_it, without = _first_tokens_s(server, cell, request), dict[str, float]()
-    for of in (*waiting, request):
-        due_s = of.due_s - (early_s(of, server, cell) if waiting else 0.0)
-        if with_it[of.request_id] <= due_s:
-            continue
-        if of is request:
-            return False
-        without = without or _first_tokens_s(server, cell)
-        if without[of.request_id] <= due_s:
-            return False
-    return True
+    with_it = _first_tokens_s(server, cell, request)
+    own_s = early_s(request, server, cell) if waiting else 0.0
+    if with_it[request.request_id] > request.due_s - own_s:
+        return False
+    late = [
+        (of, limit_s)
+        for of in waiting
+        for limit_s in (of.due_s, of.due_s - early_s(of, server, cell))
+        if with_it[of.request_id] > limit_s
+    ]
+    without = _first_tokens_s(server, cell) if late else {}
+    return all(without[of.request_id] > limit_s for of, limit_s in late)
 
 
 def _first_tokens_s(
@@ -257,19 +260,20 @@ def _compute(
 
 
 def second_token_s(request: RequestView, server: InstanceView, cell: CellView) -> float:
-    """When its second token would come from a server: after its KV blocks, the rest of the
-    iteration that runs then, and its own (§4.6).
+    """When its second token would come from a server: after its KV blocks, the iteration that runs
+    then, the one that begins before the server is told of them, and its own (§4.6).
     """
     ready_s = cell.now_s + cell.carry_s(server, request.tokens) + TOLD_S
     began_s, one_s = server.node.iteration_started_s, cell.decode_s(server)
     if began_s is None or not one_s:
         return ready_s + cell.times(server).decode_s(1, request.tokens)
-    return began_s + (ceil(max(ready_s - began_s, 0.0) / one_s) + 1) * one_s
+    return began_s + (ceil(max(ready_s - began_s, 0.0) / one_s) + 2) * one_s
 
 
 def _moved(request: RequestView, server: InstanceView, tier_s: float) -> Iterator[Plan]:
     """The move of a request to a server, which is of the tier then."""
-    yield Move(requests=(request,), to=server, at_once=True)
+    carry = Carry.KV if server.node.moves_kv else None
+    yield Move(requests=(request,), to=server, at_once=True, carry=carry)
     if request.moves_now:
         yield Label(instance=server, label=tier(tier_s))
 

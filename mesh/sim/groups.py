@@ -12,7 +12,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.energy import parse_watts
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.limits import CellLimits, NodeLimits
+from mesh.domain.limits import BATCH_MAX, CellLimits, NodeLimits
 from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
@@ -142,6 +142,7 @@ def node_plans(
                 kv_format=hardware.key if group.kv_link_bytes_per_s else "",
                 kv_bytes_per_s=group.kv_link_bytes_per_s or inf,
                 busy_load_factor=node_costs.load_stretch,
+                batch_max=max(BATCH_MAX, cell.batch_max),
             ),
             models=models,
             costs=node_costs,
