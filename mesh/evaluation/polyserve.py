@@ -7,7 +7,9 @@ polyserve`. After: `runs`, `record`.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import fmean
@@ -263,12 +265,23 @@ class Search:
     step: int = 1
     setting: float | None = None
     known: dict[int, Attained] = field(default_factory=dict)
+    missed: dict[int, Attained] = field(default_factory=dict)
+    """Of simulations that ended early, as too little was met."""
 
-    def at(self, percent: int) -> Attained:
-        if percent not in self.known:
+    def at(self, percent: int, least: float = 0.0) -> Attained:
+        """What is met at a share of the optimal rate; of what is less than `least`, no more than
+        that.
+        """
+        if percent in self.known:
+            return self.known[percent]
+        if not least or percent not in self.missed:
             rate_per_s = self.rate_per_s * percent / 100
-            self.known[percent] = attained(self.policy, self.load, rate_per_s, self.setting)
-        return self.known[percent]
+            found = attained(self.policy, self.load, rate_per_s, self.setting, least)
+            if found.overall >= least:
+                self.known[percent] = found
+                return found
+            self.missed[percent] = found
+        return self.missed[percent]
 
     def largest(
         self, met: Callable[[Attained], float], over: int = 0, most: int = PERCENT_MOST
@@ -280,7 +293,7 @@ class Search:
         low, high = least, -(-most // self.step)
         middle = low + 1 if over else (low + high + 1) // 2
         while low < high:
-            if met(self.at(middle * self.step)) >= ATTAINED:
+            if met(self.at(middle * self.step, ATTAINED)) >= ATTAINED:
                 low = middle
             elif middle == least + 1:
                 break
@@ -309,22 +322,41 @@ def goodput(searches: Sequence[Search]) -> Goodput:
     )
 
 
-def attained(policy: str, load: Load, rate_per_s: float, setting: float | None = None) -> Attained:
-    """One simulation."""
+class _Missed(Exception):
+    """So many requests are late already that the rest of a simulation does not matter."""
+
+
+def attained(
+    policy: str,
+    load: Load,
+    rate_per_s: float,
+    setting: float | None = None,
+    least: float = 0.0,
+) -> Attained:
+    """One simulation. It ends as soon as fewer than the share `least` can still have every token in
+    time; those whose end it has not seen count as met then.
+    """
     scenario = load.scenario(policy, rate_per_s, setting)
-    met: dict[str, list[bool]] = {}
+    warm_s = load.warm_s
+    counted = [of for of in arrivals(scenario) if of.at_s >= warm_s]
+    if not counted:
+        raise InvalidInput(f"no request of {load.workload} came in {load.counted_s:g} s")
+    late: Counter[str] = Counter()
 
     def ended(outcome: Outcome) -> None:
-        if outcome.arrival_s - cell.started_s >= load.warm_s:
-            met.setdefault(outcome.slo.name, []).append(outcome.met_without_grace)
+        if outcome.arrival_s - cell.started_s >= warm_s and not outcome.met_without_grace:
+            late[outcome.slo.name] += 1
+            if 1 - late.total() / len(counted) < least:
+                raise _Missed
 
     cell = VirtualCell(plan(scenario), ended=ended)
-    cell.run(arrivals(scenario))
-    every = [one for of in met.values() for one in of]
-    if not every:
-        raise InvalidInput(f"no request of {load.workload} came in {load.counted_s:g} s")
-    by_class = {name: fmean(of) for name, of in sorted(met.items())}
-    return Attained(overall=fmean(every), by_class=by_class)
+    with suppress(_Missed):
+        cell.run(arrivals(scenario))
+    of_class = Counter(of.slo.name for of in counted if of.slo is not None)
+    return Attained(
+        overall=1 - late.total() / len(counted),
+        by_class={name: 1 - late[name] / count for name, count in sorted(of_class.items())},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
