@@ -15,7 +15,7 @@ decode is a turn by itself.
 """
 BATCH_MAX = 256
 """The most requests in one iteration of an instance, unless its engine can carry fewer."""
-KV_MOVE_BYTES_MAX = 4 << 30
+KV_MOVE_BYTES_MAX = 1 << 30
 """The most KV cache of one request that goes to another node: its target holds it in the host's
 memory until all of it is there.
 """
@@ -117,6 +117,8 @@ class CellLimits:
     """
     migrations_max: int = 4
     """The most migrations to or from one node that may be under way."""
+    kv_move_bytes_max: int = KV_MOVE_BYTES_MAX
+    """The most KV cache of one request that goes with it; a longer one is computed anew."""
     migration_rounds_max: int = 8
     """A migration sends its target the tokens that came meanwhile this often at most; then it is
     given up.

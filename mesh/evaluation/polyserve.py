@@ -68,6 +68,8 @@ PREFILL_SHARES = (0.15, 0.3, 0.5, 0.7)
 """The servers for prompts under a baseline that has them apart; the best one counts."""
 KV_LINK_BYTES_PER_S = 50e9
 """At which KV blocks go from server to server: 400 Gbit/s."""
+KV_MOVE_BYTES_MAX = 4 << 30
+"""More than the prompts have that some SLO fits."""
 ATTAINED = 0.9
 PERCENT_LEAST, PERCENT_MOST = 5, 130
 """The shares of the optimal rate between which goodput is looked for; what keeps less has 0."""
@@ -146,6 +148,7 @@ class Load:
                 prefill_tokens_max=budget,
                 queue_requests_max=100_000,
                 migrations_max=BATCH_MAX,
+                kv_move_bytes_max=KV_MOVE_BYTES_MAX,
             ),
         )
 

@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from mesh.compute.times import Times
-from mesh.policy.colocated import (
-    CoLocated,
-    Seats,
-    is_served_late,
-    keeps_pace,
-)
+from mesh.policy.colocated import CoLocated, Seats, is_served_late, keeps_pace
 from mesh.policy.plans import Carry, Join, Label, Move, Plan, Refuse, Start
 from mesh.policy.polyserve import by_tier, label_of, tier
 from mesh.policy.polyserve_baselines import Choice, drawn, iteration_s

@@ -255,3 +255,38 @@ def test_a_tier_of_a_pace_with_more_than_six_digits_takes_its_next_request() -> 
     assert cell.ask_all(1 / 24, 2) == ["n1", "n1"]
     assert cell.ask_all(1 / 23.99999, 1) == ["n1"]
     assert cell.labels() == ["tier 41.6667 ms", "", ""]
+
+
+def test_who_is_computed_already_has_its_place_in_a_tier_before_who_comes() -> None:
+    cell = Divided()
+    # Of the two other servers each has room for four of 50 ms.
+    asked = [bool(submitted(cell.ask(f"r{n}", prompt=3, ttft_s=9.0))) for n in range(1, 11)]
+    assert asked == [True] * 8 + [False] * 2
+    assert cell.labels() == ["prefill", "", ""]
+
+
+def test_a_first_token_is_early_enough_for_the_second_unless_it_is_alone() -> None:
+    cell = Divided()
+    # 20 ms of prompts and 72 until its second token, one pace of 50 ms after the first.
+    assert submitted(cell.ask("r1", prompt=200, ttft_s=0.03)) == [("r1", "n1")]
+    assert submitted(cell.ask("r2", prompt=200, ttft_s=0.1)) == [("r2", "n2")]
+    assert submitted(cell.ask("r3", prompt=200, ttft_s=0.15)) == [("r3", "n1")]
+
+
+def test_a_first_token_comes_with_the_end_of_an_iteration_that_others_fill() -> None:
+    cell = Divided()
+    assert submitted(cell.ask("r1", prompt=500, ttft_s=0.3)) == [("r1", "n1")]
+    cell.now_s += 0.001
+    assert submitted(cell.ask("r2", prompt=500, ttft_s=0.2)) == [("r2", "n1")]
+    # After the 50 ms of the first it takes 50, and 100 in an iteration with a third.
+    assert submitted(cell.ask("r3", prompt=500, ttft_s=0.9)) == [("r3", "n2")]
+
+
+def test_nobody_delays_a_first_token_that_is_too_late_for_the_second_alone() -> None:
+    cell = Divided()
+    assert submitted(cell.ask("r1", prompt=500, ttft_s=0.3)) == [("r1", "n1")]
+    cell.now_s += 0.001
+    assert submitted(cell.ask("r2", prompt=500, ttft_s=0.19)) == [("r2", "n1")]
+    cell.now_s += 0.1
+    # It comes at 0.15 s now, and would at 0.2.
+    assert submitted(cell.ask("r3", prompt=500, ttft_s=0.9)) == [("r3", "n2")]

@@ -16,7 +16,6 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import MigrationState
-from mesh.domain.limits import KV_MOVE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ def transfer_of(
     tokens, moved_bytes = blocks * footprint.block_tokens, blocks * footprint.kv_block_bytes
     if not can_carry(source, target) or tokens <= target.cached_tokens(request):
         return None
-    if moved_bytes > KV_MOVE_BYTES_MAX:
+    if moved_bytes > ctx.limits.kv_move_bytes_max:
         return None
     begins_s = max([ctx.now_s, *_ends_s(ctx, source, target), *(one.arrives_s for one in before)])
     bytes_per_s = min(end.node.kv_bytes_per_s(ctx.now_s) for end in (source, target))
