@@ -269,7 +269,7 @@ class Search:
     setting: float | None = None
     known: dict[int, Attained] = field(default_factory=dict)
     missed: dict[int, Attained] = field(default_factory=dict)
-    """Of simulations that ended early, as too little was met."""
+    """What was seen of simulations that ended early, as too little was met."""
 
     def at(self, percent: int, least: float = 0.0) -> Attained:
         """What is met at a share of the optimal rate; of what is less than `least`, no more than
