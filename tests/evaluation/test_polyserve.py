@@ -7,6 +7,7 @@ import pytest
 from mesh.compute.times import Times
 from mesh.domain.slo import Slo
 from mesh.evaluation.polyserve import (
+    BATCH_MAX,
     TTFTS_S,
     WORKLOADS,
     Attained,
@@ -21,7 +22,7 @@ from mesh.evaluation.polyserve import (
     record,
 )
 from mesh.sim.cluster import Arrival
-from mesh.sim.scenario import arrivals
+from mesh.sim.scenario import arrivals, plan
 from mesh.sim.testbed import known_model
 
 PROFILE = known_model("llama-3.1-8b").costs["h200"].profile
@@ -143,3 +144,8 @@ def test_a_search_asks_anew_for_what_it_has_seen_in_part() -> None:
     assert search.at(100, least=0.99) is short
     assert search.at(100).overall < short.overall
     assert search.at(100, least=0.99) is search.at(100)
+
+
+def test_servers_carry_the_batches_of_which_the_optimum_is() -> None:
+    nodes = plan(SMALL.scenario("polyserve-pd", 1.0)).nodes
+    assert [node.hello.batch_max for node in nodes] == [BATCH_MAX] * SMALL.servers
