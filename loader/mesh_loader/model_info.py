@@ -17,6 +17,7 @@ from mesh.domain.model import Mixture, ModelFormat, ModelInfo, Task, WeightPreci
 from mesh_loader.architectures import mixture_of, size_in
 from mesh_loader.config_keys import (
     ANY_CONFIG,
+    CONFIG,
     CONTEXT,
     GENERATION,
     ONLY_TASK,
@@ -67,6 +68,8 @@ def info_of_folder(
     context = CONTEXT if CONTEXT in sizes else "max_position_embeddings"
     heads = size_in(sizes, "num_attention_heads", name)
     hidden_size = size_in(sizes, "hidden_size", name)
+    # Some that only vLLM runs name it otherwise, or have one for each layer.
+    plain = CONFIG["intermediate_size"].takes(sizes.get("intermediate_size"))
     return ModelInfo(
         model_id=model_id,
         source=source,
@@ -76,6 +79,7 @@ def info_of_folder(
         vocabulary_tokens=size_in(sizes, "vocab_size", name),
         layers=size_in(sizes, "num_hidden_layers", name),
         hidden_size=hidden_size,
+        intermediate_size=size_in(sizes, "intermediate_size", name) if plain else 0,
         attention_heads=heads,
         kv_heads=size_in(sizes, "num_key_value_heads", name, heads),
         head_size=size_in(sizes, "head_dim", name, hidden_size // heads),

@@ -32,6 +32,8 @@ def origin(profile: Profile) -> str:
     match profile.origin:
         case ProfileSource.ESTIMATE:
             return f"scaled from {profile.scaled_from}"
+        case ProfileSource.OPERATORS:
+            return f"scaled from {profile.scaled_from}, operator by operator"
         case ProfileSource.ITERATIONS:
             how = "an estimate, corrected by the iterations of requests"
         case ProfileSource.PRIMING:

@@ -1,6 +1,6 @@
 """What mesh knows of an imported model, independent of any engine."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -95,6 +95,11 @@ def stored_id(model_id: ModelId) -> ModelId:
     return ModelId(model_id.partition(_HELD_AS)[0])
 
 
+def variant(model_id: ModelId) -> str:
+    """How its weights are held, and what it is computed in and for; empty where nothing is said."""
+    return model_id.removeprefix(stored_id(model_id))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """Experts in place of some layers' MLPs, of which each token takes a few."""
@@ -111,6 +116,19 @@ class Mixture:
         alone, if each takes its own as if by lot.
         """
         return float((1.0 - self.chosen / self.experts) ** tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """The sizes of a decoder without experts, by which its operators take longer or shorter."""
+
+    layers: Count
+    hidden_size: Count
+    intermediate_size: Count
+    attention_heads: Count
+    kv_heads: Count
+    head_size: Count
+    vocabulary_tokens: Count
 
 
 ENCODERS = ("bert", "roberta", "xlm-roberta")
@@ -153,6 +171,10 @@ class ModelInfo:
     """What alone it can do; `None`: it generates text, and its hidden states can embed."""
     matryoshka: bool = False
     """Whether the first dimensions of its embeddings are embeddings, as its config states."""
+    intermediate_size: int = 0
+    """The inner width of each MLP; 0 where its config states none, or an earlier version of mesh
+    has imported it.
+    """
 
     def held_as(self, weights: WeightPrecision | None) -> "ModelInfo":
         """The stored model, for deployments that want it so: a model of its own to all but the
@@ -192,6 +214,16 @@ class ModelInfo:
         """Those that one token multiplies."""
         unread = self.mixture.unread(1) * self.mixture.parameters if self.mixture else 0.0
         return self.parameters - int(unread)
+
+    @property
+    def widths(self) -> Widths | None:
+        """The widths of a decoder that generates text; `None` where one is not known, and where the
+        operators are others: a mixture's, those of a graph that was exported.
+        """
+        sizes = {one.name: int(getattr(self, one.name)) for one in fields(Widths)}
+        built = self.format is ModelFormat.SAFETENSORS and self.mixture is None
+        text = self.task is None and self.only_task is None
+        return Widths(**sizes) if built and text and min(sizes.values()) > 0 else None
 
     @property
     def shape(self) -> str:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from mesh.domain.ids import ModelId
-from mesh.domain.model import Mixture
+from mesh.domain.model import Mixture, Widths
 from mesh.domain.ranges import Seconds
 from mesh.domain.reasons import DeviceKind, ProfileSource
 
@@ -116,7 +116,7 @@ class Profile:
     mixture: Mixture | None = None
     """The model's, as ModelInfo has it."""
     source: ProfileSource = ProfileSource.SURVEY
-    """How the times of a measured one are known; see `origin`."""
+    """How the times of a measured one, or one from operators, are known; see `origin`."""
     shape: str = ""
     """The model's, as ModelInfo has it; empty for a profile of an earlier version."""
     measured_as: str = ""
@@ -125,6 +125,8 @@ class Profile:
     """What its iterations were made of when they were counted, REST among them; empty where they
     never were.
     """
+    widths: Widths | None = None
+    """The model's, as ModelInfo has them, where it was measured."""
 
     @property
     def measured(self) -> bool:
@@ -133,7 +135,8 @@ class Profile:
     @property
     def origin(self) -> ProfileSource:
         """How its times are known."""
-        return self.source if self.measured else ProfileSource.ESTIMATE
+        counted = self.source is ProfileSource.OPERATORS
+        return self.source if self.measured or counted else ProfileSource.ESTIMATE
 
     def taken_for(self, model_id: ModelId) -> "Profile":
         """The same times for another model of the same shape, or for this one."""

@@ -56,7 +56,9 @@ class ProfileSource(StrEnum):
     """How the iteration times of a model on a device are known, the least reliable way first."""
 
     ESTIMATE = "estimate"
-    """The times were scaled from another profile."""
+    """The times were scaled from another profile, by bytes and shape."""
+    OPERATORS = "operators"
+    """The times were scaled from another profile, operator by operator."""
     ITERATIONS = "iterations"
     """An estimate, as the iterations of requests have shown it to be."""
     PRIMING = "priming"

@@ -41,7 +41,7 @@ from mesh.domain.messages import (
     OfferKv,
     TokensReport,
 )
-from mesh.domain.model import Footprint
+from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
@@ -187,6 +187,8 @@ _CLASSES: Mapping[type[Any], Sequence[str]] = {
     DeploymentSpec: ("classes", "class_default", "cells"),
     OutputHistory: ("classes",),
     ScaleRequested: ("revision",),
+    ModelInfo: ("intermediate_size",),
+    Profile: ("widths",),
 }
 
 

@@ -43,6 +43,7 @@ class ModelInfo(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     ONLY_TASK_FIELD_NUMBER: _builtins.int
     MATRYOSHKA_FIELD_NUMBER: _builtins.int
+    INTERMEDIATE_SIZE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     source: _builtins.str
     format: _builtins.str
@@ -67,6 +68,8 @@ class ModelInfo(_message.Message):
     only_task: _builtins.str
     matryoshka: _builtins.bool
     """The first dimensions of its embeddings are embeddings, too."""
+    intermediate_size: _builtins.int
+    """Of an MLP; 0: it is not known."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -97,14 +100,54 @@ class ModelInfo(_message.Message):
         task: _builtins.str = ...,
         only_task: _builtins.str = ...,
         matryoshka: _builtins.bool = ...,
+        intermediate_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mixture", b"mixture"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "matryoshka", b"matryoshka", "mixture", b"mixture", "model_id", b"model_id", "only_task", b"only_task", "parameters", b"parameters", "precision", b"precision", "quantisation", b"quantisation", "source", b"source", "stop_token_ids", b"stop_token_ids", "task", b"task", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_heads", b"kv_heads", "layers", b"layers", "matryoshka", b"matryoshka", "mixture", b"mixture", "model_id", b"model_id", "only_task", b"only_task", "parameters", b"parameters", "precision", b"precision", "quantisation", b"quantisation", "source", b"source", "stop_token_ids", b"stop_token_ids", "task", b"task", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class Widths(_message.Message):
+    """The sizes of a decoder without experts, by which its operators take longer or shorter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    INTERMEDIATE_SIZE_FIELD_NUMBER: _builtins.int
+    ATTENTION_HEADS_FIELD_NUMBER: _builtins.int
+    KV_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_SIZE_FIELD_NUMBER: _builtins.int
+    VOCABULARY_TOKENS_FIELD_NUMBER: _builtins.int
+    layers: _builtins.int
+    hidden_size: _builtins.int
+    intermediate_size: _builtins.int
+    attention_heads: _builtins.int
+    kv_heads: _builtins.int
+    head_size: _builtins.int
+    vocabulary_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        layers: _builtins.int = ...,
+        hidden_size: _builtins.int = ...,
+        intermediate_size: _builtins.int = ...,
+        attention_heads: _builtins.int = ...,
+        kv_heads: _builtins.int = ...,
+        head_size: _builtins.int = ...,
+        vocabulary_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_heads", b"attention_heads", "head_size", b"head_size", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_heads", b"kv_heads", "layers", b"layers", "vocabulary_tokens", b"vocabulary_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Widths: _TypeAlias = Widths  # noqa: Y015
 
 @_typing.final
 class Mixture(_message.Message):

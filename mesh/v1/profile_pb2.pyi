@@ -70,6 +70,7 @@ class Profile(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     MEASURED_AS_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
+    WIDTHS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     device: _builtins.str
     fingerprint: _builtins.str
@@ -104,6 +105,10 @@ class Profile(_message.Message):
     def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorTimes]:
         """Empty: they were never counted."""
 
+    @_builtins.property
+    def widths(self) -> _model_pb2.Widths:
+        """The model's, where it was measured and they are known."""
+
     def __init__(
         self,
         *,
@@ -124,10 +129,11 @@ class Profile(_message.Message):
         shape: _builtins.str = ...,
         measured_as: _builtins.str = ...,
         operators: _abc.Iterable[Global___OperatorTimes] | None = ...,
+        widths: _model_pb2.Widths | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "mixture", b"mixture", "prefill", b"prefill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "mixture", b"mixture", "prefill", b"prefill", "widths", b"widths"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_as", b"measured_as", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "operators", b"operators", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "shape", b"shape", "source", b"source", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_as", b"measured_as", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "operators", b"operators", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "shape", b"shape", "source", b"source", "weights_bytes", b"weights_bytes", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

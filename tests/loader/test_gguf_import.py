@@ -125,7 +125,7 @@ def test_the_config_is_a_hugging_face_one(tmp_path: Path) -> None:
     info = stored.info
     assert (info.layers, info.hidden_size, info.attention_heads) == (2, 64, 4)
     assert (info.kv_heads, info.head_size, info.context_tokens_max) == (2, 16, 256)
-    assert info.vocabulary_tokens == 260
+    assert (info.vocabulary_tokens, info.intermediate_size) == (260, 128)
 
 
 @pytest.mark.parametrize(

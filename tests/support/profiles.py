@@ -21,6 +21,7 @@ MODEL = ModelInfo(
     attention_heads=4,
     kv_heads=2,
     head_size=16,
+    intermediate_size=128,
     parameters=100_000,
     disk_bytes=200_000,
     stop_token_ids=(2,),

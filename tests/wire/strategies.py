@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from mesh.domain.messages import NodeHello, ResizeKv
-from mesh.domain.model import Footprint, Mixture
+from mesh.domain.model import Footprint, Mixture, Widths
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.slo import SLO_S_MAX, Slo
 from mesh.domain.steps import LoadRate, LoadTier
@@ -138,7 +138,7 @@ def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
         return st.none() | some if type(None) in get_args(kind) else some
     if owner is Profile and name in ("cores", "parameters", "weights_bytes"):
         return st.integers(1, 2**32 - 1)
-    if owner is ResizeKv and name == "kv_blocks":
+    if owner is Widths or (owner is ResizeKv and name == "kv_blocks"):
         return st.integers(1, 2**32 - 1)
     if name == "output_tokens" and kind is int:
         return U32

@@ -302,6 +302,7 @@ def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> Non
         source=running.source,
         measured_as="",
         operators=operators,
+        widths=instance.command.model.widths,
     )
     instance.use_profile(profile)
     if running.operation_id is None:

@@ -31,7 +31,7 @@ from mesh.domain.profile import REST, IterationShape
 from mesh.domain.reasons import FinishReason
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, reports, token
-from tests.support.profiles import PROFILE, profile
+from tests.support.profiles import MODEL, PROFILE, profile
 
 OP = OperationId("op-1")
 I1 = InstanceId("i1")
@@ -100,7 +100,9 @@ def test_where_operators_are_wanted_they_are_counted_before_the_survey() -> None
         said += actions
         asked = only(actions, StartMeasure)
     said += finish_all(node)
-    down, rest = only(reports(said), ProfileDone).profile.operators
+    done = only(reports(said), ProfileDone).profile
+    down, rest = done.operators
+    assert done.widths == MODEL.widths is not None
     assert (down.name, rest.name) == (Role.DOWN, REST)
     assert down.decode.at(1, 128) == pytest.approx(0.75 * ENOUGH_S)
     assert rest.prefill.at(1, 0) == pytest.approx(0.25 * ENOUGH_S)
