@@ -13,7 +13,7 @@ over its sizes.
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from statistics import mean, median
@@ -23,14 +23,14 @@ from bench.driving import INSTANCE, LoadedModel
 from bench.harness import Report, Table, show_status
 from bench.weights import model_of_zeros
 from mesh.compute.operators import OperatorSurvey
-from mesh.compute.scaling import Target, scaled
+from mesh.compute.scaling import Target, best_profile, scaled
 from mesh.compute.survey import undisturbed_s
 from mesh.compute.tables import table
-from mesh.domain.operators import Role
+from mesh.domain.ids import ModelId
 from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes, Profile
 from mesh.domain.reasons import DeviceKind
 from mesh_loader.store import StoredModel
-from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
+from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
 CONTEXT_TOKENS, BATCH_MAX, CHUNK_TOKENS = 1536, 16, 512
@@ -86,7 +86,6 @@ MADE_UP = {
 class Counted:
     """One shape, as it was measured."""
 
-    architecture: Architecture
     profile: Profile
     shapes: tuple[IterationShape, ...]
     sum_errors: tuple[float, ...]
@@ -141,9 +140,9 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
     show_status(f"{name}: time what was counted")
     taken = {shape: whole_s(shape) for shape in shapes}
     prefill, decode = _grids(taken)
-    footprint = model.footprint
+    footprint, inner = model.footprint, read_architecture(stored.path).intermediate_size
     profile = Profile(
-        model_id=stored.info.model_id,
+        model_id=ModelId(name),
         device=DeviceKind.CPU,
         fingerprint="here",
         hardware="here",
@@ -154,6 +153,7 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
         prefill=prefill,
         decode=decode,
         operators=survey.operators(prefill, decode),
+        widths=replace(stored.info, intermediate_size=inner).widths,
     )
     show_status(f"{name}: time sizes between them")
     between = [s for s in BETWEEN if s.prefill_tokens <= chunk_tokens]
@@ -161,7 +161,6 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
     costs = [_cost(engine, shape) for shape in COSTS]
     engine.close()
     return Counted(
-        architecture=read_architecture(stored.path),
         profile=profile,
         shapes=tuple(shapes),
         sum_errors=tuple(abs(error) for error in errors),
@@ -209,88 +208,20 @@ def _grids(taken: Mapping[IterationShape, float]) -> tuple[Grid, Grid]:
     )
 
 
-def _sizes(a: Architecture) -> Mapping[str, float]:
-    """What an operator's time grows with from one row to the next, all layers together: the weights
-    of a product, the numbers of a row of all else.
-    """
-    queries, keys = a.attention_heads * a.head_size, a.kv_heads * a.head_size
-    hidden, inner = a.hidden_size, a.intermediate_size
-    of_layers = {
-        Role.NORM: hidden,
-        Role.RESIDUAL: hidden,
-        Role.QKV: hidden * (queries + 2 * keys),
-        Role.ROPE: queries + keys,
-        Role.ATTENTION: queries,
-        Role.OUTPUT: queries * hidden,
-        Role.GATE_UP: 2 * hidden * inner,
-        Role.ACTIVATION: inner,
-        Role.DOWN: hidden * inner,
-        REST: hidden,
-    }
-    sizes = {str(name): float(size * a.layers) for name, size in of_layers.items()}
-    return sizes | {Role.EMBEDDING: hidden, Role.HEAD: hidden * a.vocabulary_tokens}
-
-
-PRODUCTS = {Role.QKV: 1, Role.OUTPUT: 1, Role.GATE_UP: 2, Role.DOWN: 1}
-"""Those of a layer, and how many there are."""
-
-
-def by_operators(known: Counted, architecture: Architecture, shape: IterationShape) -> float:
-    """Seconds of an iteration of another architecture. A product takes so long by itself, and so
-    long for each of its weights, as those of the known layers do by least squares. Of all else what
-    one row takes goes with the layers, and what more rows and contexts add with the numbers of a
-    row.
-    """
-    theirs, ours = _sizes(known.architecture), _sizes(architecture)
-    layers = known.architecture.layers, architecture.layers
-    times = {each.name: each for each in known.profile.operators}
-    each_s, weight_s = _fitted(
-        [(PRODUCTS[r] * layers[0], theirs[r], _at(times[r], shape)) for r in PRODUCTS]
-    )
-    found_s = 0.0
-    for name, each in times.items():
-        seconds, count = _at(each, shape), PRODUCTS.get(Role(name), 0) if name != REST else 0
-        if count or name == Role.HEAD:
-            fits = [
-                (each_s * (count or 1) * (of if count else 1) + weight_s * sizes[name])
-                for of, sizes in zip(layers, (theirs, ours), strict=True)
-            ]
-            found_s += seconds * fits[1] / fits[0]
-        else:
-            least = min(each.prefill.seconds[0][0], seconds)
-            repeats = 1.0 if name == Role.EMBEDDING else layers[1] / layers[0]
-            found_s += least * repeats + (seconds - least) * ours[name] / theirs[name]
-    return found_s
-
-
-def _fitted(products: list[tuple[int, float, float]]) -> tuple[float, float]:
-    """Seconds of a product and of a weight, by products' number, weights and seconds: those of the
-    least relative squares, neither below 0.
-    """
-    terms = [(number / seconds, weights / seconds) for number, weights, seconds in products]
-    xx, xy, yy = (sum(one[i] * one[j] for one in terms) for i, j in ((0, 0), (0, 1), (1, 1)))
-    x, y = (sum(one[i] for one in terms) for i in (0, 1))
-    each_s, weight_s = (x * yy - y * xy), (y * xx - x * xy)
-    determinant = xx * yy - xy * xy
-    if determinant > 0.0 and each_s > 0.0 and weight_s > 0.0:
-        return each_s / determinant, weight_s / determinant
-    return 0.0, y / yy
-
-
-def by_rule(known: Counted, other: Counted, shape: IterationShape) -> float:
-    """The same as the cell estimates it today."""
-    of = other.profile
+def estimate(known: Profile, other: Profile, *, operators: bool) -> Profile:
+    """The other as the cell estimates it, or would by bytes and shape alone."""
     target = Target(
-        model_id=of.model_id,
-        device=of.device,
-        fingerprint=of.fingerprint,
-        hardware=of.hardware,
-        cores=of.cores,
-        parameters=of.parameters,
-        weights_bytes=of.weights_bytes,
-        kv_bytes_per_token=of.kv_bytes_per_token,
+        model_id=other.model_id,
+        device=other.device,
+        fingerprint=other.fingerprint,
+        hardware=other.hardware,
+        cores=other.cores,
+        parameters=other.parameters,
+        weights_bytes=other.weights_bytes,
+        kv_bytes_per_token=other.kv_bytes_per_token,
+        widths=other.widths,
     )
-    return _at(scaled(known.profile, target), shape)
+    return best_profile([known], target) if operators else scaled(known, target)
 
 
 def run(*, quick: bool = False) -> Report:
@@ -305,13 +236,13 @@ def run(*, quick: bool = False) -> Report:
             counted[name] = _count(name, stored, chunk_tokens)
     estimates = []
     for known, other in permutations(counted, 2):
-        by = counted[known], counted[other]
-        rule, operators = [], []
-        for shape in by[1].shapes:
-            measured_s = _at(by[1].profile, shape)
-            rule.append(abs(by_rule(*by, shape) / measured_s - 1.0))
-            operators.append(abs(by_operators(by[0], by[1].architecture, shape) / measured_s - 1.0))
-        estimates.append((f"{other} from {known}", mean(rule), mean(operators)))
+        theirs, ours = counted[known].profile, counted[other].profile
+        found = [estimate(theirs, ours, operators=each) for each in (False, True)]
+        rule, operators = (
+            mean(abs(_at(each, s) / _at(ours, s) - 1.0) for s in counted[other].shapes)
+            for each in found
+        )
+        estimates.append((f"{other} from {known}", rule, operators))
     return Report(
         figures={
             "operator_sum_error": round(mean(e for c in counted.values() for e in c.sum_errors), 4),

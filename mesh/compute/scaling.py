@@ -1,7 +1,8 @@
-"""Estimates for what was not measured: the nearest measured profile, scaled by bytes and shape.
+"""Estimates for what was not measured: the nearest measured profile, scaled.
 
 Comes before a model's first load, and serves until `mesh profile` or the node's correction know
-better. Between models of one device it comes near: the references' 3B and 7B from each other, up to
+better. Where operators of a model have been counted on the device, its profile is scaled by these
+(`operator_scaling`), elsewhere by bytes and shape: the references' 3B and 7B from each other, up to
 batches of 32, within 30 % on the CPU, but within a factor of 2.1 on the GPU, where small iterations
 do not take the time of their bytes. From one device to another it can be off by multiples, since
 cores say nothing of instruction sets.
@@ -13,12 +14,13 @@ from itertools import accumulate, repeat, takewhile
 from math import log
 from operator import mul
 
+from mesh.compute.operator_scaling import by_operators
 from mesh.compute.references import REFERENCES
 from mesh.compute.tables import monotone
 from mesh.domain.ids import ModelId
-from mesh.domain.model import Mixture
+from mesh.domain.model import Mixture, Widths, variant
 from mesh.domain.profile import Grid, Profile
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, ProfileSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,15 @@ class Target:
     kv_bytes_per_token: int
     mixture: Mixture | None = None
     shape: str = ""
+    widths: Widths | None = None
 
 
 def best_profile(known: Iterable[Profile], target: Target) -> Profile:
     """The target's own measured profile; else that of a model of its shape on its device, the best
-    known one; else the nearest in parameters among those measured on its device, scaled; else the
-    nearest among all of its kind of device and the built-in references, in cores first and in
-    parameters then, scaled. Ties go to what was measured in this cell, then to the lesser ids.
+    known one; else the nearest in parameters among those measured on its device, scaled, of which
+    those go first whose operators were counted in its precision; else the nearest among all of its
+    kind of device and the built-in references, in cores first and in parameters then, scaled. Ties
+    go to what was measured in this cell, then to the lesser ids.
     """
     measured = sorted(
         (profile for profile in known if profile.measured),
@@ -54,6 +58,13 @@ def best_profile(known: Iterable[Profile], target: Target) -> Profile:
     alike = [profile for profile in here if profile.shape and profile.shape == target.shape]
     if alike:
         return max(alike, key=lambda profile: profile.source.rank).taken_for(target.model_id)
+    if target.widths is not None:
+        counted = [profile for profile in here if _operators_serve(profile, target)]
+        if counted:
+            nearest = min(counted, key=lambda profile: _parameters_apart(profile, target))
+            prefill, decode = by_operators(nearest, target.widths)
+            estimate = _estimate(nearest, target, prefill, decode)
+            return replace(estimate, source=ProfileSource.OPERATORS)
     if here:
         return scaled(min(here, key=lambda profile: _parameters_apart(profile, target)), target)
     kind = [profile for profile in (*measured, *REFERENCES) if profile.device is target.device]
@@ -64,8 +75,13 @@ def best_profile(known: Iterable[Profile], target: Target) -> Profile:
     return scaled(nearest, target)
 
 
+def _operators_serve(profile: Profile, target: Target) -> bool:
+    alike = variant(profile.model_id) == variant(target.model_id)
+    return bool(alike and profile.operators and profile.widths)
+
+
 def scaled(profile: Profile, target: Target) -> Profile:
-    """An estimate for the target.
+    """An estimate for the target by bytes and shape.
 
     A row's time has two parts, the one without context and the growth along the context axis. Of
     the first, what the least row takes is the pass of the weights through memory and scales with
@@ -91,6 +107,10 @@ def scaled(profile: Profile, target: Target) -> Profile:
         passing = [(_passing(profile, n), _passing(target, n)) for n in rows.rows]
         return _scaled_grid(rows, passing, weights, parameters, kv)
 
+    return _estimate(profile, target, grid(profile.prefill), grid(profile.decode))
+
+
+def _estimate(profile: Profile, target: Target, prefill: Grid, decode: Grid) -> Profile:
     return Profile(
         model_id=target.model_id,
         device=target.device,
@@ -100,8 +120,8 @@ def scaled(profile: Profile, target: Target) -> Profile:
         parameters=target.parameters,
         weights_bytes=target.weights_bytes,
         kv_bytes_per_token=target.kv_bytes_per_token,
-        prefill=grid(profile.prefill),
-        decode=grid(profile.decode),
+        prefill=prefill,
+        decode=decode,
         mixture=target.mixture,
         shape=target.shape,
         scaled_from=f"{profile.model_id} on {profile.hardware}",

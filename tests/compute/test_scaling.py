@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from mesh.compute.references import REFERENCES
 from mesh.compute.scaling import Target, best_profile, scaled
 from mesh.domain.ids import ModelId
-from mesh.domain.model import Mixture
-from mesh.domain.profile import Grid, Profile
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.model import Mixture, Widths
+from mesh.domain.operators import Role
+from mesh.domain.profile import Grid, OperatorTimes, Profile
+from mesh.domain.reasons import DeviceKind, ProfileSource
 
 B7_XEON, B3_XEON, B7_A100, B3_A100, SMOL = REFERENCES
 
@@ -285,6 +286,52 @@ def test_next_comes_the_nearest_model_on_the_same_device() -> None:
         measured("wanted", "cpu/there"),
     ]
     assert best_profile(known, HERE).scaled_from == "large on cpu/here"
+
+
+WIDTHS = Widths(
+    layers=2,
+    hidden_size=64,
+    intermediate_size=128,
+    attention_heads=4,
+    kv_heads=2,
+    head_size=16,
+    vocabulary_tokens=128,
+)
+
+
+def counted(model_id: str, *, parameters: int = 10**9) -> Profile:
+    """All of its time goes into the head."""
+    known = measured(model_id, parameters=parameters)
+    head = OperatorTimes(name=Role.HEAD, prefill=known.prefill, decode=known.decode)
+    return replace(known, operators=(head,), widths=WIDTHS)
+
+
+def test_on_its_device_those_go_first_whose_operators_were_counted() -> None:
+    """However near others are; of those counted the nearest."""
+    known = [measured("near"), counted("far"), counted("farther", parameters=10**10)]
+    target = replace(HERE, widths=replace(WIDTHS, vocabulary_tokens=256))
+    estimate = best_profile(known, target)
+    assert (estimate.scaled_from, estimate.origin) == ("far on cpu/here", ProfileSource.OPERATORS)
+    assert not estimate.measured
+    assert estimate.decode.at(8, 128) == pytest.approx(2 * SMOL.decode.at(8, 128))
+    own = measured("wanted")
+    assert best_profile([*known, own], target) is own
+
+
+@pytest.mark.parametrize(
+    ("known", "target"),
+    [
+        (counted("far+i4"), replace(HERE, widths=WIDTHS)),
+        (counted("far"), replace(HERE, model_id=ModelId("wanted+i4"), widths=WIDTHS)),
+        (replace(counted("far"), fingerprint="cpu/there"), replace(HERE, widths=WIDTHS)),
+        (replace(counted("far"), widths=None), replace(HERE, widths=WIDTHS)),
+        (counted("far"), HERE),
+    ],
+    ids=["precision", "own precision", "device", "of an earlier version", "a mixture"],
+)
+def test_operators_that_say_nothing_of_it_are_left_alone(known: Profile, target: Target) -> None:
+    estimate = best_profile([known, measured("near")], target)
+    assert (estimate.scaled_from, estimate.origin) == ("near on cpu/here", ProfileSource.ESTIMATE)
 
 
 def test_then_the_nearest_device_and_on_it_the_nearest_model() -> None:

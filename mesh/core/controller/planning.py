@@ -18,6 +18,7 @@ from mesh.domain.actions import WantInstances
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.lifecycle import DeploymentState
+from mesh.domain.reasons import ProfileSource
 from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.live import Host, plan
 
@@ -82,18 +83,18 @@ def _hosts(
     others = [node for node in large if node not in there and needs.room(node) is not None]
     ordered = [*dict.fromkeys(there), *ctx.ranked(others, deployment)]
     hosts = [_host(ctx, entry, deployment, node, calls) for node in ordered]
-    measured = [host for host in hosts if host.profile.measured]
+    known = [host for host in hosts if host.profile.origin is not ProfileSource.ESTIMATE]
     if not hosts:
         raise Unavailable(
             f"none of {len(large)} nodes has room for an instance of {entry.name!r}",
             hint="`mesh top` shows who holds the memory; `mesh unload` frees it",
         )
-    if not measured:
+    if not known:
         raise InvalidInput(
             f"no iteration of {entry.name!r} has been measured on {len(hosts)} nodes",
             hint=f"run `mesh profile {entry.name}`",
         )
-    return measured
+    return known
 
 
 def _host(

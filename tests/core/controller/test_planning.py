@@ -14,11 +14,12 @@ from mesh.domain.events import (
     ScaleRequested,
     UnloadRequested,
 )
-from mesh.domain.ids import OperationId
+from mesh.domain.ids import ModelId, OperationId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance, UnloadInstance
 from mesh.domain.model import Task
-from mesh.domain.profile import Grid
+from mesh.domain.operators import Role
+from mesh.domain.profile import Grid, OperatorTimes
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
 from mesh.domain.views import Arrivals
@@ -33,7 +34,7 @@ from tests.core.cells import (
     only,
     request,
 )
-from tests.support.profiles import profile
+from tests.support.profiles import MODEL, profile
 
 SLOW = profile(
     prefill=Grid(rows=(1, 256), columns=(0, 256), seconds=((0.1, 0.11), (0.4, 0.5))),
@@ -125,6 +126,17 @@ def test_nothing_is_planned_by_an_estimate() -> None:
     with pytest.raises(InvalidInput, match="no iteration of 'chat' has been measured") as caught:
         cell.core.plan(CHAT, CALLS, cell.now_s)
     assert caught.value.hint == "run `mesh profile chat`"
+
+
+def test_where_operators_were_counted_of_another_model_no_profile_is_needed() -> None:
+    theirs = replace(SLOW, model_id=ModelId("another"), widths=MODEL.widths)
+    down = OperatorTimes(name=Role.DOWN, prefill=SLOW.prefill, decode=SLOW.decode)
+    cell = CellUnderTest(deployment(), profiles=[replace(theirs, operators=(down,))])
+    cell.join()
+    made = cell.core.plan(CHAT, CALLS, cell.now_s)
+    assert made is not None
+    assert made.tpot_s > SLOW.decode.seconds[0][0]
+    assert made.error is None, "it has not computed yet"
 
 
 def test_a_model_larger_than_any_node_is_refused_with_both_sizes() -> None:

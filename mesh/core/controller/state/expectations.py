@@ -76,6 +76,7 @@ class Expectations:
             parameters=model.parameters,
             mixture=model.mixture,
             shape=model.shape,
+            widths=model.widths,
             weights_bytes=footprint.at_context(0).weights_bytes,
             kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
         )

@@ -7,6 +7,10 @@ import pytest
 from mesh.compute.load_times import PRIORS
 from mesh.core.controller.state.expectations import LOAD_TIMES_MAX, Expectations
 from mesh.domain.ids import ModelId, NodeId
+from mesh.domain.model import Mixture, ModelFormat, Task
+from mesh.domain.operators import Role
+from mesh.domain.profile import OperatorTimes
+from mesh.domain.reasons import ProfileSource
 from mesh.domain.steps import LoadRate, LoadTier
 from tests.core.cells import FOOTPRINT, MODEL, hello
 from tests.support.profiles import PROFILE, profile
@@ -19,6 +23,22 @@ def test_a_measured_profile_holds_for_its_model_and_scales_to_others() -> None:
     estimate = known.profile(other, FOOTPRINT, hello())
     assert (estimate.model_id, estimate.measured) == ("sha256-ffff", False)
     assert PROFILE.hardware in estimate.scaled_from
+
+
+def test_where_operators_were_counted_a_model_is_estimated_by_its_widths() -> None:
+    head = OperatorTimes(name=Role.HEAD, prefill=PROFILE.prefill, decode=PROFILE.decode)
+    known = Expectations([replace(PROFILE, operators=(head,), widths=MODEL.widths)])
+    other = replace(MODEL, model_id=ModelId("sha256-ffff"), parameters=1, vocabulary_tokens=384)
+    estimate = known.profile(other, FOOTPRINT, hello())
+    assert estimate.origin is ProfileSource.OPERATORS
+    assert estimate.prefill.at(8, 0) == pytest.approx(3 * PROFILE.prefill.at(8, 0))
+    for unlike in (
+        replace(other, mixture=Mixture(experts=8, chosen=2, parameters=1)),
+        replace(other, format=ModelFormat.OPENVINO_IR),
+        replace(other, task=Task.EMBED),
+        replace(other, intermediate_size=0),
+    ):
+        assert known.profile(unlike, FOOTPRINT, hello()).origin is ProfileSource.ESTIMATE
 
 
 def test_a_profile_that_is_measured_later_takes_the_place_of_an_estimate() -> None:
