@@ -44,7 +44,7 @@ BEFORE = IterationShape(decode_batch=2, decode_context_tokens=64)
 BETWEEN = (
     *(IterationShape(prefill_tokens=n, prefill_past_tokens=256) for n in (3, 24)),
     *(IterationShape(prefill_tokens=n) for n in (20, 96, 384)),
-    *(IterationShape(decode_batch=n, decode_context_tokens=300) for n in (1, 4, 12)),
+    *(IterationShape(decode_batch=n, decode_context_tokens=300) for n in (1, 4, 7, 12)),
     IterationShape(decode_batch=6, decode_context_tokens=800),
 )
 """Sizes that were not counted themselves."""
@@ -88,8 +88,14 @@ class Counted:
 
     profile: Profile
     shapes: tuple[IterationShape, ...]
-    sum_errors: tuple[float, ...]
+    sum_errors: Mapping[IterationShape, float]
+    """Of BETWEEN, by what share operators and rest are off the whole."""
     costs: tuple[float, ...]
+
+    @property
+    def sum_error(self) -> float:
+        """In the mean over BETWEEN."""
+        return mean(map(abs, self.sum_errors.values()))
 
     @property
     def rest_share(self) -> float:
@@ -157,13 +163,13 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
     )
     show_status(f"{name}: time sizes between them")
     between = [s for s in BETWEEN if s.prefill_tokens <= chunk_tokens]
-    errors = [sum(_at(o, s) for o in profile.operators) / whole_s(s) - 1.0 for s in between]
+    errors = {s: sum(_at(o, s) for o in profile.operators) / whole_s(s) - 1.0 for s in between}
     costs = [_cost(engine, shape) for shape in COSTS]
     engine.close()
     return Counted(
         profile=profile,
         shapes=tuple(shapes),
-        sum_errors=tuple(abs(error) for error in errors),
+        sum_errors=errors,
         costs=tuple(costs),
     )
 
@@ -245,13 +251,17 @@ def run(*, quick: bool = False) -> Report:
         estimates.append((f"{other} from {known}", rule, operators))
     return Report(
         figures={
-            "operator_sum_error": round(mean(e for c in counted.values() for e in c.sum_errors), 4),
+            "operator_sum_error": round(mean(c.sum_error for c in counted.values()), 4),
             "rest_share": round(max(c.rest_share for c in counted.values()), 4),
             "counter_cost": round(max(median(c.costs) for c in counted.values()), 4),
             "estimate_error_operators": round(mean(e[2] for e in estimates), 4),
             "estimate_error_today": round(mean(e[1] for e in estimates), 4),
         },
-        shown=(*(_shown(name, each) for name, each in counted.items()), _estimates(estimates)),
+        shown=(
+            *(_shown(name, each) for name, each in counted.items()),
+            _between(counted),
+            _estimates(estimates),
+        ),
         targets={
             "operator_sum_error": "<= 0.03",
             "rest_share": "<= 0.1",
@@ -270,23 +280,36 @@ SHOWN = (
 
 def _shown(name: str, counted: Counted) -> Table:
     shapes = [shape for shape in SHOWN if shape in counted.shapes]
-    words = [
-        f"prompt of {s.prefill_tokens}"
-        if s.prefill_tokens
-        else f"{s.decode_batch} at {s.decode_context_tokens}"
-        for s in shapes
-    ]
     return Table(
-        headings=("ms", *words),
+        headings=("ms", *map(_words, shapes)),
         rows=[
             (each.name, *(f"{1e3 * _at(each, shape):.2f}" for shape in shapes))
             for each in counted.profile.operators
         ],
         title=(
-            f"{name}: between sizes off by {100 * mean(counted.sum_errors):.1f} %, "
+            f"{name}: between sizes off by {100 * counted.sum_error:.1f} %, "
             f"rest {100 * counted.rest_share:.1f} %, "
             f"counters {', '.join(f'{100 * cost:+.1f}' for cost in counted.costs)} %"
         ),
+    )
+
+
+def _words(s: IterationShape) -> str:
+    if not s.prefill_tokens:
+        return f"{s.decode_batch} at {s.decode_context_tokens}"
+    past = f" behind {s.prefill_past_tokens}" if s.prefill_past_tokens else ""
+    return f"prompt of {s.prefill_tokens}{past}"
+
+
+def _between(counted: Mapping[str, Counted]) -> Table:
+    sizes = [size for size in BETWEEN if all(size in each.sum_errors for each in counted.values())]
+    return Table(
+        headings=("operators and rest, off by %", *counted),
+        rows=[
+            (_words(size), *(f"{100 * each.sum_errors[size]:+.1f}" for each in counted.values()))
+            for size in sizes
+        ],
+        title="sizes between those that were counted",
     )
 
 

@@ -9,15 +9,15 @@ tell of one iteration is the less exact the more an engine has counted before. B
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mesh.compute.shapes import BLOCK_TOKENS, Axes
+from mesh.compute.shapes import BLOCK_TOKENS, STEP_ROWS, Axes
 from mesh.compute.tables import table
 from mesh.domain.errors import EngineError
 from mesh.domain.operators import Role
 from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes
 
-PREFILL_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+PREFILL_TOKENS = (1, 2, 4, STEP_ROWS, 8, 16, 32, 64, 128, 256, 512)
+BATCHES = (1, 2, 4, STEP_ROWS, 8, 16)
 PAST_TOKENS_MAX = 1024
-BATCHES = (1, 8, 16)
 CONTEXT_TOKENS = (128, 512, 1024)
 REPEATS_MIN, REPEATS_MAX = 3, 15
 ENOUGH_S = 0.3

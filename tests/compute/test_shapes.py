@@ -27,9 +27,9 @@ def test_sizes_double_and_the_largest_are_among_them() -> None:
     axes = survey_axes(
         context_tokens_max=2048, batch_max=24, kv_tokens=16384, prefill_tokens_max=200
     )
-    assert axes.prefill_rows == (1, 2, 4, 8, 16, 32, 64, 128, 200)
+    assert axes.prefill_rows == (1, 2, 4, 5, 8, 16, 32, 64, 128, 200)
     assert axes.prefill_columns == (0, 64, 128, 256, 512, 1024, 1848, 2048)
-    assert axes.decode_rows == (1, 2, 4, 8, 16, 24)
+    assert axes.decode_rows == (1, 2, 4, 5, 8, 16, 24)
     assert axes.decode_columns == (32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -44,14 +44,14 @@ def test_large_batches_quadruple_and_are_measured_where_the_kv_cache_holds_them(
     axes = survey_axes(
         context_tokens_max=2048, batch_max=256, kv_tokens=16384, prefill_tokens_max=256
     )
-    assert axes.decode_rows == (1, 2, 4, 8, 16, 32, 64, 256)
+    assert axes.decode_rows == (1, 2, 4, 5, 8, 16, 32, 64, 256)
     largest = [s.decode_context_tokens for _, _, s in axes.decode_shapes() if s.decode_batch == 256]
     assert largest == [32, 64]
 
 
 def test_tiny_contexts_have_tables_too() -> None:
     axes = survey_axes(context_tokens_max=16, batch_max=1, kv_tokens=32, prefill_tokens_max=256)
-    assert axes.prefill_rows == (1, 2, 4, 8, 16)
+    assert axes.prefill_rows == (1, 2, 4, 5, 8, 16)
     assert axes.prefill_columns == (0,)
     assert axes.decode_columns == (16,)
 
