@@ -8,6 +8,7 @@ import pytest
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import Heartbeat, ProfileRefined, TokensReport
+from mesh.domain.model import Widths
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.views import InstanceSnapshot
 from mesh.v1 import control_pb2, model_pb2, node_link_pb2, profile_pb2
@@ -94,6 +95,17 @@ def test_each_token_of_a_mixture_takes_some_of_its_experts(chosen: int, said: st
     message = to_wire(PROFILE, profile_pb2.Profile)
     message.mixture.CopyFrom(model_pb2.Mixture(experts=8, chosen=chosen, parameters=1))
     with pytest.raises(InvalidInput, match=said):
+        from_wire(message, Profile)
+
+
+def test_no_width_of_a_model_is_0() -> None:
+    """Times are divided by them."""
+    message = to_wire(PROFILE, profile_pb2.Profile)
+    sizes = dict.fromkeys((field.name for field in model_pb2.Widths.DESCRIPTOR.fields), 1)
+    message.widths.CopyFrom(model_pb2.Widths(**sizes))
+    assert from_wire(message, Profile).widths == Widths(**sizes)
+    message.widths.kv_heads = 0
+    with pytest.raises(InvalidInput, match=r"Widths\.kv_heads is 0; it must be 1 or more"):
         from_wire(message, Profile)
 
 
