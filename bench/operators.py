@@ -1,8 +1,8 @@
 """What operators take of iterations, by the counters of the OpenVINO engine.
 
 The demo model and two made-up shapes, one after the other in this process: each is counted as
-`mesh profile NAME --operators` does it, and the sizes that were counted are timed without counters.
-Then sizes between them are timed, and beside them what operators and rest come to
+`mesh profile NAME --operators` does it, and the sizes that were counted are timed without counters,
+and in turn with them sizes between, beside which stands what operators and rest come to
 (`operator_sum_error`, in the mean). `rest_share` is what no operator explains, of all that was
 counted; `counter_cost` by how much longer a counted iteration takes, in turn with one that is not.
 Each shape is then estimated from each of the others, as if it had never been measured: by today's
@@ -11,7 +11,7 @@ over its sizes.
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -89,7 +89,7 @@ class Counted:
     profile: Profile
     shapes: tuple[IterationShape, ...]
     sum_errors: Mapping[IterationShape, float]
-    """Of BETWEEN, by what share operators and rest are off the whole."""
+    """By what share operators and rest are off the whole, for each of BETWEEN."""
     costs: tuple[float, ...]
 
     @property
@@ -135,17 +135,9 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
         shapes[shape] = None
         counted = engine.count_operators(INSTANCE, shape)
         survey.note(counted.elapsed_s, counted.operators)
-
-    def whole_s(shape: IterationShape) -> float:
-        times_s = []
-        for _ in range(ROUNDS):
-            engine.measure(INSTANCE, BEFORE if shape.prefill_tokens else shape)
-            times_s.append(engine.measure(INSTANCE, shape))
-        return undisturbed_s(times_s)
-
-    show_status(f"{name}: time what was counted")
-    taken = {shape: whole_s(shape) for shape in shapes}
-    prefill, decode = _grids(taken)
+    between = [s for s in BETWEEN if s.prefill_tokens <= chunk_tokens]
+    taken = _taken(name, engine, [*shapes, *between])
+    prefill, decode = _grids({shape: taken[shape] for shape in shapes})
     footprint, inner = model.footprint, read_architecture(stored.path).intermediate_size
     profile = Profile(
         model_id=ModelId(name),
@@ -161,9 +153,7 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
         operators=survey.operators(prefill, decode),
         widths=replace(stored.info, intermediate_size=inner).widths,
     )
-    show_status(f"{name}: time sizes between them")
-    between = [s for s in BETWEEN if s.prefill_tokens <= chunk_tokens]
-    errors = {s: sum(_at(o, s) for o in profile.operators) / whole_s(s) - 1.0 for s in between}
+    errors = {s: sum(_at(o, s) for o in profile.operators) / taken[s] - 1.0 for s in between}
     costs = [_cost(engine, shape) for shape in COSTS]
     engine.close()
     return Counted(
@@ -172,6 +162,21 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
         sum_errors=errors,
         costs=tuple(costs),
     )
+
+
+def _taken(
+    name: str, engine: OpenVinoEngine, shapes: Sequence[IterationShape]
+) -> Mapping[IterationShape, float]:
+    """Seconds of whole iterations, without counters. Each comes once in a round: a machine that
+    others share may be a third slower a minute later.
+    """
+    times_s: dict[IterationShape, list[float]] = {shape: [] for shape in shapes}
+    for number in range(ROUNDS):
+        for shape, taken_s in times_s.items():
+            show_status(f"{name}: time whole iterations, {100 * number // ROUNDS} %")
+            engine.measure(INSTANCE, BEFORE if shape.prefill_tokens else shape)
+            taken_s.append(engine.measure(INSTANCE, shape))
+    return {shape: undisturbed_s(taken_s) for shape, taken_s in times_s.items()}
 
 
 def _cost(engine: OpenVinoEngine, shape: IterationShape) -> float:
