@@ -336,10 +336,6 @@ class CellView(Protocol):
         """
         ...
 
-    def link_ends_s(self, node: NodeView) -> float:
-        """When the loads that wait for its link are over."""
-        ...
-
     def load_s(self, node: NodeView) -> float:
         """Seconds that a load of the deployment asked about takes there, its link to itself."""
         ...

@@ -12,7 +12,6 @@ from mesh.compute.times import Times
 from mesh.core.controller.instances.node_schedule import (
     batch_decode_s,
     decodes_share,
-    lane_ends_s,
     loads_end_s,
     node_prompts_s,
     plan_load,
@@ -119,10 +118,6 @@ class OpenOptions:
 
     def prompts_s(self, node: NodeView) -> float:
         return node_prompts_s(self._node(node), self.ctx.now_s)
-
-    def link_ends_s(self, node: NodeView) -> float:
-        entry = self._node(node)
-        return lane_ends_s(entry, self.ctx.now_s, entry.source_of(self._deployment())[1])
 
     def load_s(self, node: NodeView) -> float:
         return plan_load(self.ctx, self._deployment(), self._node(node)).load_s
