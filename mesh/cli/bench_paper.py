@@ -35,7 +35,6 @@ from mesh.policy.registry import known_policies
 from mesh.report.charts.chart import Chart
 from mesh.runtime.policies import policy_of
 from mesh.sim.cell_costs import cell_costs
-from mesh.sim.costs import Resizing
 from mesh_workloads.published import AZURE_CONVERSATION
 from mesh_workloads.trace import Trace
 
@@ -68,11 +67,6 @@ ABLATION_CELLS = (paper_case("7B/64"),)
     "--ablations",
     is_flag=True,
     help=f"Take parts away from llm-mesh, too: in {ABLATION_CELLS[0].name}, or in --cells.",
-)
-@click.option(
-    "--kv-resize",
-    type=click.Choice([way.value for way in Resizing]),
-    help="How all engines resize KV caches; default: GPUs copy, CPUs map, with --ideal all map.",
 )
 @ideal_option
 @click.option(
@@ -117,7 +111,6 @@ def paper(
     policies: tuple[str, ...],
     cells: str | None,
     ablations: bool,
-    kv_resize: str | None,
     ideal: bool | None,
     check_refusals: bool,
     duration_s: float,
@@ -141,7 +134,6 @@ def paper(
     source = _source(trace, lengths, seed)
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
     costs = cell_costs(ideal=bool(ideal))
-    resize = None if kv_resize is None else Resizing(kv_resize)
     with progress("paper") as show:
         planned = [
             PaperJob(
@@ -149,7 +141,6 @@ def paper(
                 policy=name,
                 work=work[cell],
                 costs=costs,
-                resize=resize,
                 check_refusals=check_refusals,
             )
             for cell, name in pairs
@@ -157,7 +148,7 @@ def paper(
         ends = run_all(planned, jobs, show)
     done = [end for end in ends if isinstance(end, Done)]
     made = Evaluation(
-        workload=_words(source, trace, seed, ideal=bool(ideal), resize=resize),
+        workload=_words(source, trace, seed, ideal=bool(ideal)),
         duration_s=duration_s,
         runs=tuple(_evaluated(one, measured=trace is not None) for one in done),
     )
@@ -206,12 +197,10 @@ def _pairs(
     return sorted(dict.fromkeys(pairs), key=lambda pair: order[pair[0]])
 
 
-def _words(
-    source: Trace, trace: Path | None, seed: int, *, ideal: bool, resize: Resizing | None
-) -> str:
+def _words(source: Trace, trace: Path | None, seed: int, *, ideal: bool) -> str:
     load = f"trace {trace.name}" if trace else f"generated ({source.name}, seed {seed})"
     costs = "ideal costs" if ideal else "costs as measured"
-    return f"{load}, {costs}" + (f", every KV cache {resize}" if resize else "")
+    return f"{load}, {costs}"
 
 
 def _evaluated(done: Done[PaperJob], *, measured: bool) -> EvaluatedRun:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mesh.domain.reasons import DeviceKind
-from mesh.sim.costs import Jitter, NodeCosts, Resizing
+from mesh.sim.costs import Jitter, NodeCosts
 
 PROCESS_BYTES = 3 << 29
 """What an engine process takes beside weights and KV cache: 1.5 GiB, as in the testbed of
@@ -61,6 +61,10 @@ LOAD_SLOWDOWN = {DeviceKind.CPU: 2.5, DeviceKind.GPU: 1.01}
 """On a CPU 2 to 3 were measured, with OpenVINO's compile on all of two cores. On a GPU nobody has
 measured it: a copy at 20 GB/s takes a hundredth of an A100's memory bandwidth.
 """
+GPU_RESIZE_BYTES_PER_S = 1e9 / 0.023
+"""An H100 puts memory under a GB of KV cache in 21 to 23 ms, and takes it away in 14 to 15
+(docs/gpu.md).
+"""
 
 MEASURED = CellCosts(
     lengths_told=False,
@@ -68,8 +72,12 @@ MEASURED = CellCosts(
     kept_process_bytes=0,
     weights_use=True,
     nodes={
-        device: NodeCosts(jitter=JITTER, load_slowdown=LOAD_SLOWDOWN[device], resize=resize)
-        for device, resize in ((DeviceKind.CPU, Resizing.MAPS), (DeviceKind.GPU, Resizing.COPIES))
+        DeviceKind.CPU: NodeCosts(jitter=JITTER, load_slowdown=LOAD_SLOWDOWN[DeviceKind.CPU]),
+        DeviceKind.GPU: NodeCosts(
+            jitter=JITTER,
+            load_slowdown=LOAD_SLOWDOWN[DeviceKind.GPU],
+            resize_bytes_per_s=GPU_RESIZE_BYTES_PER_S,
+        ),
     },
 )
 

@@ -17,7 +17,7 @@ from mesh.evaluation.paper.cells import PaperCase, PaperJob, PaperRun, generated
 from mesh.evaluation.paper.cells import run as paper_run
 from mesh.evaluation.runs import run_all
 from mesh.sim.cell_costs import IDEAL, MEASURED, CellCosts
-from mesh.sim.costs import NodeCosts, Resizing
+from mesh.sim.costs import NodeCosts
 from mesh.sim.scenario import plan
 from mesh_workloads.formats import write
 from mesh_workloads.generating import LLM_MESH, generate
@@ -26,7 +26,6 @@ from tests.cli.running import Ran, mesh
 from tests.evaluation.fidelity.living import SCENARIO, arrivals, live
 from tests.sim.scenarios import scenario
 
-COPIES = Resizing.COPIES
 SHORT = ("--duration", "1", "--jobs", "1")
 
 
@@ -129,17 +128,12 @@ def test_plots_without_matplotlib_fail_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "costs", "resize", "words"),
-    [
-        ((), MEASURED, None, "costs as measured"),
-        (("--ideal",), IDEAL, None, "ideal costs"),
-        (("--kv-resize", "copies"), MEASURED, COPIES, "costs as measured, every KV cache copies"),
-    ],
+    ("arguments", "costs", "words"),
+    [((), MEASURED, "costs as measured"), (("--ideal",), IDEAL, "ideal costs")],
 )
-def test_costs_and_the_way_of_resizing_reach_the_run_and_are_told(
+def test_costs_reach_the_run_and_are_told(
     arguments: tuple[str, ...],
     costs: CellCosts,
-    resize: Resizing | None,
     words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -151,7 +145,7 @@ def test_costs_and_the_way_of_resizing_reach_the_run_and_are_told(
 
     monkeypatch.setattr("mesh.evaluation.paper.cells.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json", *arguments)
-    assert told == [{"costs": costs, "resize": resize, "check_refusals": False}]
+    assert told == [{"costs": costs, "check_refusals": False}]
     assert json.loads(ran.out)["workload"] == f"generated (llm-mesh, seed 1), {words}"
 
 

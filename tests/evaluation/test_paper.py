@@ -15,9 +15,7 @@ from mesh.evaluation.paper.cells import (
     plan,
     run,
 )
-from mesh.sim.cell_costs import IDEAL, MEASURED
-from mesh.sim.cluster import CellPlan
-from mesh.sim.costs import Resizing
+from mesh.sim.cell_costs import IDEAL, MEASURED, CellCosts
 from mesh.sim.testbed import known_model
 from mesh_workloads.trace import Trace
 
@@ -63,20 +61,13 @@ def test_a_model_is_resident_on_a_cpu_and_copied_to_a_gpu() -> None:
     assert gpu.costs.load_time_s(13_000_000_000) == pytest.approx(0.2 + 0.65)
 
 
-def grows_s(made: CellPlan) -> dict[DeviceKind, float]:
-    """By a GB from eight on, by device."""
-    gib = 1 << 30
-    return {n.hello.device: n.costs.resize_time_s(8 * gib, 9 * gib) for n in made.nodes}
-
-
-def test_gpus_copy_their_caches_unless_ideal_or_told_otherwise() -> None:
-    cell = paper_case("13B/32")
-    cpu, gpu = DeviceKind.CPU, DeviceKind.GPU
-    usual, ideal = grows_s(plan(cell, "llm-mesh")), grows_s(plan(cell, "llm-mesh", IDEAL))
-    assert usual[cpu] < 0.05 < 0.25 < usual[gpu]
-    assert max(ideal.values()) < 0.05
-    assert min(grows_s(plan(cell, "llm-mesh", IDEAL, Resizing.COPIES)).values()) > 0.25
-    assert max(grows_s(plan(cell, "llm-mesh", resize=Resizing.MAPS)).values()) < 0.05
+@pytest.mark.parametrize("costs", [MEASURED, IDEAL])
+def test_no_node_copies_a_cache_that_grows(costs: CellCosts) -> None:
+    for node in plan(paper_case("13B/32"), "llm-mesh", costs).nodes:
+        by_a_gb_s = node.costs.resize_time_s(8_000_000_000, 9_000_000_000)
+        again_s = node.costs.resize_time_s(80_000_000_000, 81_000_000_000)
+        assert by_a_gb_s == pytest.approx(again_s)
+        assert by_a_gb_s < 0.05
 
 
 def test_memory_is_set_aside_for_each_engine_or_for_a_fixed_number_of_them() -> None:

@@ -20,7 +20,7 @@ from mesh.evaluation.cell_numbers import CellNumbers, cell_numbers
 from mesh.evaluation.series import NodeSeries, Sampler
 from mesh.sim.cell_costs import MEASURED, CellCosts
 from mesh.sim.cluster import CellPlan, VirtualCell
-from mesh.sim.costs import GivenCosts, Resizing
+from mesh.sim.costs import GivenCosts
 from mesh.sim.groups import DeploymentGroup, NodeGroup, deployments_of, node_plans
 from mesh.sim.node import NodePlan
 from mesh.sim.refusals import RefusalChecks, RefusalCounts
@@ -139,16 +139,11 @@ def load(trace: Trace, functions: int, duration_s: float) -> Trace:
     return replace(kept, arrivals=arrivals, duration_s=duration_s)
 
 
-def plan(
-    cell: PaperCase, policy: str, costs: CellCosts = MEASURED, resize: Resizing | None = None
-) -> CellPlan:
-    """`resize`: of all nodes, in place of what the costs say.
-
-    Raises InvalidInput for a policy that there is not.
-    """
+def plan(cell: PaperCase, policy: str, costs: CellCosts = MEASURED) -> CellPlan:
+    """Raises InvalidInput for a policy that there is not."""
     profiles = (table.profile for table in known_model(MODELS[cell.model]).costs.values())
     return CellPlan(
-        nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, costs, resize)),
+        nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, costs)),
         deployments=tuple(
             made
             for function in functions_of(cell.functions)
@@ -180,15 +175,12 @@ def run(
     work: Trace,
     *,
     costs: CellCosts = MEASURED,
-    resize: Resizing | None = None,
     check_refusals: bool = False,
     told: Callable[[float], None] = lambda at_s: None,
 ) -> PaperRun:
     """`work` is what `load` made for the cell; `told` hears the time of each arrival."""
     checks = RefusalChecks() if check_refusals else None
-    virtual = VirtualCell(
-        plan(cell, policy, costs, resize), recorders=() if checks is None else (checks,)
-    )
+    virtual = VirtualCell(plan(cell, policy, costs), recorders=() if checks is None else (checks,))
     if checks is not None:
         checks.attach(virtual)
     sampler = Sampler(virtual, ceil(work.duration_s))
@@ -215,7 +207,6 @@ class PaperJob:
     policy: str
     work: Trace
     costs: CellCosts = MEASURED
-    resize: Resizing | None = None
     check_refusals: bool = False
 
     @property
@@ -232,7 +223,6 @@ class PaperJob:
             self.policy,
             self.work,
             costs=self.costs,
-            resize=self.resize,
             check_refusals=self.check_refusals,
         )
 
@@ -241,10 +231,7 @@ def _name(function: int) -> str:
     return f"function-{function:03d}"
 
 
-def _nodes(
-    cell: PaperCase, device: DeviceKind, costs: CellCosts, resize: Resizing | None
-) -> Iterator[NodePlan]:
-    given = COSTS[device] if resize is None else COSTS[device].but(resize=resize)
+def _nodes(cell: PaperCase, device: DeviceKind, costs: CellCosts) -> Iterator[NodePlan]:
     group = NodeGroup(
         name=device.value,
         count=NODES_EACH,
@@ -252,7 +239,7 @@ def _nodes(
         memory_gib=MEMORY_GIB[device],
         processes=PROCESSES[cell.model][device],
         kv_link_bytes_per_s=KV_LINK_BYTES_PER_S,
-        costs=given,
+        costs=COSTS[device],
     )
     for node in node_plans(group, LIMITS, costs):
         yield replace(node, kept_s=KEEP_ALIVE_S[device])
