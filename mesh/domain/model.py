@@ -244,7 +244,7 @@ class ModelInfo:
 
 class Size(NamedTuple):
     """What an instance holds, in two books: its weights, those that it shares included, and its KV
-    cache.
+    cache, with what else stays where its weights leave the device.
     """
 
     weights_bytes: int = 0
@@ -273,7 +273,7 @@ class Footprint:
     """What an instance of a model takes on a kind of node, as that node's engine states it."""
 
     weights_bytes: int
-    """Resident weights and fixed buffers, without any KV cache."""
+    """Weights, and buffers that come and go with them, without any KV cache."""
     kv_block_bytes: Count
     block_tokens: Count
     shared_bytes: int = 0
@@ -286,6 +286,10 @@ class Footprint:
     """
     context_tokens: int = 0
     """The context limit that both are stated for."""
+    stays_bytes: int = 0
+    """What else an instance holds from its load to its unload, be its weights on the device or not:
+    the context of its engine process.
+    """
 
     def at_context(self, tokens: int) -> "Footprint":
         """The footprint of an instance with this context limit."""
@@ -304,7 +308,11 @@ class Footprint:
         return -(-tokens // self.block_tokens)
 
     def size(self, kv_blocks: int) -> Size:
-        return Size(self.weights_bytes, kv_blocks * self.kv_block_bytes)
+        return Size(self.weights_bytes, self.stays_bytes + kv_blocks * self.kv_block_bytes)
+
+    def kv_blocks(self, size: Size) -> int:
+        """KV blocks of an instance of this size."""
+        return max(size.kv_bytes - self.stays_bytes, 0) // self.kv_block_bytes
 
     def instance_bytes(self, kv_blocks: int) -> int:
-        return self.weights_bytes + kv_blocks * self.kv_block_bytes
+        return self.size(kv_blocks).bytes

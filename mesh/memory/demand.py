@@ -32,7 +32,7 @@ def kv_blocks_within(
     """KV blocks for a new instance: as many as are wanted, or as fit beside the weights, but never
     fewer than it needs at least; None when those do not fit.
     """
-    fitting = (free_bytes - footprint.weights_bytes) // footprint.kv_block_bytes
+    fitting = (free_bytes - footprint.instance_bytes(0)) // footprint.kv_block_bytes
     return min(fitting, max(least, wanted)) if fitting >= least else None
 
 

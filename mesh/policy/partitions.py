@@ -45,7 +45,7 @@ def partition_for(demand: StartDemand, partitions_max: int) -> Partition:
     times = Times(demand.profile())
     context_blocks = footprint.blocks_for(context)
     for partitions in range(partitions_max, 0, -1):
-        kv_bytes = node.capacity_bytes // partitions - footprint.weights_bytes
+        kv_bytes = node.capacity_bytes // partitions - footprint.instance_bytes(0)
         kv_blocks = kv_bytes // footprint.kv_block_bytes
         contexts = kv_blocks // context_blocks
         batch = min(contexts, _batch_in_time(times, context, demand.tpot_s / partitions, contexts))

@@ -17,6 +17,12 @@ LLM-Mesh.
 """
 
 
+CONTEXT_BYTES = 619 << 20
+"""What of that is a context of the device, which stays there for as long as the process lives: so
+much was seen on an H100 (docs/gpu.md). The rest leaves with the weights.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellCosts:
     """The same for all nodes of a cell, but for `nodes`."""
@@ -25,6 +31,8 @@ class CellCosts:
     """Callers say how long their answers will be; otherwise the most that they would take."""
     instance_bytes: int
     """What every instance takes beside weights and KV cache."""
+    stays_bytes: int
+    """What of that stays on the device while the weights are off it."""
     kept_process_bytes: int
     """What every process takes that a node keeps (`NodeGroup.processes`), whether it serves
     or not.
@@ -38,6 +46,7 @@ class CellCosts:
 IDEAL = CellCosts(
     lengths_told=True,
     instance_bytes=0,
+    stays_bytes=0,
     kept_process_bytes=PROCESS_BYTES,
     weights_use=False,
     nodes=dict.fromkeys(DeviceKind, NodeCosts()),
@@ -69,6 +78,7 @@ GPU_RESIZE_BYTES_PER_S = 1e9 / 0.023
 MEASURED = CellCosts(
     lengths_told=False,
     instance_bytes=PROCESS_BYTES,
+    stays_bytes=CONTEXT_BYTES,
     kept_process_bytes=0,
     weights_use=True,
     nodes={

@@ -222,7 +222,9 @@ class CostEngine(VirtualEngine):
     def _swap_s(self, instance_id: InstanceId, share: float) -> float:
         instance = self._instance(instance_id)
         weights_bytes = self._models[instance.order.model.model_id].profile.weights_bytes
-        there = instance.pool.weights_bytes / max(instance.footprint.weights_bytes, 1)
+        footprint = instance.footprint
+        here_bytes = instance.pool.weights_bytes - footprint.stays_bytes
+        there = here_bytes / max(footprint.weights_bytes, 1)
         return self._costs.swap_time_s(weights_bytes, share - there)
 
     def _loads_for(self, seconds: float) -> None:

@@ -191,7 +191,8 @@ def _footprint(table: ModelCosts, costs: CellCosts, *, shares: bool) -> Footprin
     own = table.footprint
     return replace(
         own,
-        weights_bytes=own.weights_bytes + costs.instance_bytes,
+        weights_bytes=own.weights_bytes + costs.instance_bytes - costs.stays_bytes,
+        stays_bytes=costs.stays_bytes,
         shared_bytes=own.weights_bytes if shares else 0,
     )
 

@@ -79,7 +79,8 @@ class VirtualEngine:
 
     def swap(self, instance_id: InstanceId, share: float) -> None:
         instance = self._instance(instance_id)
-        weights_bytes = part_bytes(instance.footprint.weights_bytes, share)
+        footprint = instance.footprint
+        weights_bytes = footprint.stays_bytes + part_bytes(footprint.weights_bytes, share)
         more_bytes, shared = weights_bytes - instance.pool.weights_bytes, instance.pool.shared
         if shared is not None and self._is_shared(instance.order):
             more_bytes -= shared.size_bytes
@@ -212,15 +213,17 @@ class VirtualEngine:
     def _computing(self, instance_id: InstanceId) -> Instance:
         """The instance, if its weights are on the device."""
         instance = self._instance(instance_id)
-        if instance.pool.weights_bytes < instance.footprint.weights_bytes:
+        if instance.pool.weights_bytes < instance.footprint.instance_bytes(0):
             raise EngineError(f"weights of instance {instance_id} are off the device")
         return instance
 
     def _is_shared(self, order: LoadOrder) -> bool:
         """Whether what it asks for would share an instance's weights."""
-        every = self._instances.values()
-        pools = [instance.pool for instance in every if instance.pool.weights_bytes]
-        return any(pool.shared is not None and pool.shared.key == kind_of(order) for pool in pools)
+        return any(
+            i.pool.shared is not None and i.pool.shared.key == kind_of(order)
+            for i in self._instances.values()
+            if i.pool.weights_bytes > i.footprint.stays_bytes
+        )
 
     def _enter(self, order: LoadOrder, footprint: Footprint) -> tuple[int, ...]:
         """The instance is loaded, if it is not there and there is memory for it. Returns the
@@ -228,8 +231,8 @@ class VirtualEngine:
         """
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
-        weights_bytes = 0 if order.swapped else footprint.weights_bytes
-        wanted_bytes, shared = weights_bytes + footprint.size(order.kv_blocks).kv_bytes, None
+        weights_bytes = footprint.stays_bytes + (0 if order.swapped else footprint.weights_bytes)
+        wanted_bytes, shared = weights_bytes + order.kv_blocks * footprint.kv_block_bytes, None
         if footprint.shared_bytes:
             shared = SharedWeights(key=kind_of(order), size_bytes=footprint.shared_bytes)
             wanted_bytes -= footprint.shared_bytes if self._is_shared(order) else 0

@@ -189,6 +189,7 @@ class Footprint(_message.Message):
     SHARED_BYTES_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    STAYS_BYTES_FIELD_NUMBER: _builtins.int
     weights_bytes: _builtins.int
     kv_block_bytes: _builtins.int
     block_tokens: _builtins.int
@@ -197,6 +198,8 @@ class Footprint(_message.Message):
     context_token_bytes: _builtins.int
     """What each token of the context limit adds to both, and the limit that both are stated for."""
     context_tokens: _builtins.int
+    stays_bytes: _builtins.int
+    """What else stays on the device from its load to its unload, be the weights there or not."""
     def __init__(
         self,
         *,
@@ -206,10 +209,11 @@ class Footprint(_message.Message):
         shared_bytes: _builtins.int = ...,
         context_token_bytes: _builtins.int = ...,
         context_tokens: _builtins.int = ...,
+        stays_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "context_token_bytes", b"context_token_bytes", "context_tokens", b"context_tokens", "kv_block_bytes", b"kv_block_bytes", "shared_bytes", b"shared_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "context_token_bytes", b"context_token_bytes", "context_tokens", b"context_tokens", "kv_block_bytes", b"kv_block_bytes", "shared_bytes", b"shared_bytes", "stays_bytes", b"stays_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -200,7 +200,7 @@ class Driver:
         assert books.kv_blocks_cached >= 0
         assert books.kv_blocks_used <= books.kv_blocks
         stated = self.loaded.footprint
-        spared_bytes = stated.weights_bytes - books.weights_bytes
+        spared_bytes = stated.instance_bytes(0) - books.weights_bytes
         if self.resident:
             assert spared_bytes in (0, stated.shared_bytes), "of weights that others have"
         else:

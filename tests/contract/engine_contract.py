@@ -113,7 +113,9 @@ def _scripted_with_text() -> Engine:
 
 
 def _cost_model() -> Engine:
-    footprint = Footprint(weights_bytes=1 << 20, kv_block_bytes=1 << 14, block_tokens=32)
+    footprint = Footprint(
+        weights_bytes=1 << 20, kv_block_bytes=1 << 14, block_tokens=32, stays_bytes=1 << 18
+    )
     costs = ModelCosts(profile=profile(model_id=MODEL_ID), footprint=footprint)
     return CostEngine(
         models={MODEL_ID: costs},

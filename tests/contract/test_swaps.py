@@ -80,12 +80,12 @@ def test_of_two_that_share_weights_each_comes_and_goes_alone(load: LoadInstance)
     one, other = load("i-1"), load("i-2")
     alone = one.run("alone", PROMPT)
     one.swap(False)
-    assert other.books.weights_bytes == other.loaded.footprint.weights_bytes
+    assert other.books.weights_bytes == other.loaded.footprint.instance_bytes(0)
     assert other.run("r", PROMPT) == alone
     other.swap(False)
     one.swap(True)
     assert one.run("r", PROMPT) == alone
-    assert one.books.weights_bytes == one.loaded.footprint.weights_bytes
+    assert one.books.weights_bytes == one.loaded.footprint.instance_bytes(0)
 
 
 def test_the_books_have_no_weights_while_it_is_out(driver: Driver) -> None:
@@ -104,7 +104,7 @@ def test_the_books_have_no_weights_while_it_is_out(driver: Driver) -> None:
 def test_weights_go_and_come_by_parts(driver: Driver) -> None:
     if not driver.engine.capabilities.swaps_parts:
         pytest.skip("this engine moves whole weights")
-    alone = driver.run("alone", PROMPT)
+    alone, footprint = driver.run("alone", PROMPT), driver.loaded.footprint
     running = driver.submit("r", PROMPT)
     driver.step(16)
     whole_bytes = driver.books.weights_bytes
@@ -112,9 +112,9 @@ def test_weights_go_and_come_by_parts(driver: Driver) -> None:
     stays_bytes, held_bytes = driver.books.weights_bytes, []
     driver.swap(1.0)
     for part in (0.75, 0.25, 0.5, 0.0, 0.5):
-        share = (stays_bytes + part * (whole_bytes - stays_bytes)) / whole_bytes
-        driver.swap(share)
-        assert driver.books.weights_bytes <= max(share * whole_bytes, stays_bytes) + 1
+        most_bytes = stays_bytes + part * (whole_bytes - stays_bytes)
+        driver.swap((most_bytes - footprint.stays_bytes) / footprint.weights_bytes)
+        assert driver.books.weights_bytes <= most_bytes + 1
         held_bytes.append(driver.books.weights_bytes)
         with pytest.raises(EngineError):
             driver.engine.step(driver.instance_id, 64)

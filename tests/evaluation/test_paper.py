@@ -81,7 +81,7 @@ def test_memory_is_set_aside_for_each_engine_or_for_a_fixed_number_of_them() -> 
         (known,) = {costs.footprint for costs in made.nodes[-1].models.values()} & {
             footprint for _, footprint in made.deployments[0].footprints
         }
-        assert known.weights_bytes == weights_bytes
+        assert known.instance_bytes(0) == weights_bytes
 
 
 def test_loads_are_nested_and_every_request_has_its_deployment(trace: Trace) -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from mesh.domain.ids import InstanceId
-from mesh.domain.model import NOTHING, Size
+from mesh.domain.model import NOTHING, Footprint, Size
 from mesh.memory import station as station_module
 from mesh.memory.shared_weights import SharedWeights, counted_once
 from mesh.memory.station import OVERTAKEN_MAX, ReservationKind, ReservationStation
@@ -581,6 +581,16 @@ def test_a_pool_books_the_two_largest_weights_beside_all_caches() -> None:
     station.forget(InstanceId("e"))
     station.forget(InstanceId("a"))
     assert station.promised == Size(50, 15)
+
+
+def test_what_stays_of_each_instance_is_booked_beside_the_pool() -> None:
+    footprint = Footprint(weights_bytes=10, kv_block_bytes=3, block_tokens=1, stays_bytes=2)
+    station = ReservationStation(capacity_bytes=100, pools=True)
+    names = [InstanceId(name) for name in "abc"]
+    for name in names:
+        assert station.issue(ReservationKind.LOAD, name, footprint.size(5), 0.0) is not None
+    assert station.promised == Size(20, 3 * (2 + 15))
+    assert [footprint.kv_blocks(station.size(name)) for name in names] == [5, 5, 5]
 
 
 def test_a_load_of_a_pool_that_comes_out_smaller_promises_its_cache_no_more() -> None:

@@ -241,14 +241,16 @@ def _reservations(station: ReservationStation, now_s: float) -> tuple[MemoryOper
 
 
 def _weights_bytes(instance: InstanceEntry) -> int:
-    """The instance's weights. Weights that several instances of its node share are counted with the
-    first of them.
+    """The instance's weights, and what stays beside them. Weights that several instances of its
+    node share are counted with the first of them.
     """
+    footprint = instance.footprint
     if instance.shared_weights is None:
-        return instance.footprint.weights_bytes
+        return footprint.weights_bytes + footprint.stays_bytes
     here = instance.node.instances
     upto = [here[name] for name in sorted(here) if name <= instance.instance_id]
-    return counted_once([(i.footprint.weights_bytes, i.shared_weights) for i in upto])[-1]
+    counted = counted_once([(i.footprint.weights_bytes, i.shared_weights) for i in upto])
+    return counted[-1] + footprint.stays_bytes
 
 
 def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:

@@ -115,10 +115,12 @@ class LocalInstance:
 
     @property
     def kv_bytes(self) -> int:
-        """What its KV cache takes, or will, once the engine has done all that it was told."""
+        """What its KV cache takes, with what stays beside it, or will once the engine has done all
+        that it was told.
+        """
         if self.footprint is None:
             return 0 if self.state is LocalState.WAITING else self.command.swapped_bytes
-        return max((self.kv_blocks, *self.resizing)) * self.footprint.kv_block_bytes
+        return self.footprint.size(max((self.kv_blocks, *self.resizing))).kv_bytes
 
     @property
     def out(self) -> bool:
@@ -139,7 +141,7 @@ class LocalInstance:
             return 0
         if self.state is not LocalState.READY:
             return 0
-        return max(self.resize_waiting * self.footprint.kv_block_bytes - self.kv_bytes, 0)
+        return max(self.footprint.size(self.resize_waiting).kv_bytes - self.kv_bytes, 0)
 
     def begin_load(self) -> None:
         """The engine loads it: at once, or when the memory that it waited for is free."""

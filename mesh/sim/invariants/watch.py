@@ -81,7 +81,7 @@ class Watch:
         for node in core.cell.nodes.values():
             for link_id, reservation in self._note_started(node):
                 instance = node.instances[reservation.instance_id]
-                kv_blocks = reservation.size.kv_bytes // instance.footprint.kv_block_bytes
+                kv_blocks = instance.footprint.kv_blocks(reservation.size)
                 command: Command = UnloadInstance(instance_id=instance.instance_id)
                 if reservation.kind is ReservationKind.RESIZE:
                     command = ResizeKv(instance_id=instance.instance_id, kv_blocks=kv_blocks)

@@ -111,6 +111,17 @@ def test_the_next_one_comes_while_another_computes() -> None:
     assert swaps(node.submit("r2", "i2")) == [("i2", True)]
 
 
+def test_what_stays_of_an_instance_that_is_out_leaves_others_less_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.core.nodes.FOOTPRINT", replace(FOOTPRINT, stays_bytes=1))
+    node = swapping_node("i1", "i2", weights=2)
+    node.submit("r1", "i1")
+    assert steps(swapped(node, "i1", True)) == ["i1"]
+    assert swaps(node.submit("r2", "i2")) == []
+    assert swaps(node.step("i1", token("r1", 0))) == [("i1", False)]
+
+
 def test_best_effort_waits_while_the_weights_of_requests_with_limits_come() -> None:
     node = swapping_node("i1", "i2", weights=2)
     node.submit("r1", "i1", slo=best_effort("batch", 60.0))

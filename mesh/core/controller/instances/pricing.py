@@ -197,19 +197,18 @@ class Price:
         room, node = self.room, self.node
         if room is None or not node.swaps or room.kv_blocks <= instance.promised_blocks:
             return 0.0
-        return node.grow_s(room.kv_blocks * instance.footprint.kv_block_bytes)
+        return node.grow_s(instance.footprint.size(room.kv_blocks).kv_bytes)
 
     def _more_kv_bytes(self) -> int:
         """What KV caches on its node will take more, in the room that was found."""
         if self.room is None:
             return 0
         gone = sum(self.node.instances[name].kv_bytes for name in self.room.unloads)
-        if self.instance is None:
-            block_bytes = self.node.footprint_of(self._deployment).kv_block_bytes
-            return self.room.kv_blocks * block_bytes - gone
-        return self.room.kv_blocks * self.instance.footprint.kv_block_bytes - (
-            self.instance.kv_bytes + gone
-        )
+        instance = self.instance
+        if instance is not None:
+            gone += instance.kv_bytes
+        footprint = instance.footprint if instance else self.node.footprint_of(self._deployment)
+        return footprint.size(self.room.kv_blocks).kv_bytes - gone
 
     def look(self, asked_by: RequestEntry) -> None:
         """Find out what it lacks; one look of the event. `asked_by` wants the place, and may

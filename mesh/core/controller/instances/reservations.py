@@ -49,7 +49,7 @@ def send_started(ctx: EventContext, node: NodeEntry, reservations: Iterable[Rese
 def _command(
     instance: InstanceEntry, reservation: Reservation
 ) -> LoadInstance | ResizeKv | UnloadInstance:
-    kv_blocks = reservation.size.kv_bytes // instance.footprint.kv_block_bytes
+    kv_blocks = instance.footprint.kv_blocks(reservation.size)
     match reservation.kind:
         case ReservationKind.LOAD | ReservationKind.WAKE | ReservationKind.IMPORT:
             assert instance.to_load is not None

@@ -179,7 +179,9 @@ class InstanceEntry:
 
     @property
     def kv_bytes(self) -> int:
-        """The size of its KV cache, once all that was issued for it is done."""
+        """The size of its KV cache, and of what stays beside it, once all that was issued for it is
+        done.
+        """
         return self.node.station.size(self.instance_id).kv_bytes
 
     @property
@@ -203,8 +205,7 @@ class InstanceEntry:
     @property
     def promised_blocks(self) -> int:
         """KV blocks that it will have when all that was issued for it is done."""
-        kv_bytes = self.node.station.size(self.instance_id).kv_bytes
-        return kv_bytes // self.footprint.kv_block_bytes
+        return self.footprint.kv_blocks(self.node.station.size(self.instance_id))
 
     @property
     def coming(self) -> dict[RequestId, RequestEntry]:

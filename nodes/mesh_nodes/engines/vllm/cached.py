@@ -37,7 +37,7 @@ class CachedBlocks:
         """`overflows`: its process can keep blocks beyond the size in force."""
         self.blocks = kv_blocks
         self.block_bytes = footprint.kv_block_bytes
-        self.weights_bytes = footprint.weights_bytes
+        self.weights_bytes = footprint.instance_bytes(0)
         self.extra = 0
         """Its process may keep so many cached ones beyond the size in force."""
         self.oldest = budget.tick()

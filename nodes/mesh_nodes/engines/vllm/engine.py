@@ -235,13 +235,14 @@ class VllmEngine:
             slot, cached = self._slots.get(instance_id), self._cached.get(instance_id)
         if slot is None or cached is None:
             raise EngineError(f"instance {instance_id} is being unloaded")
-        weights_bytes = self.footprint(slot.key.model).weights_bytes
-        lacking_bytes = part_bytes(weights_bytes, share) - cached.weights_bytes
+        footprint = self.footprint(slot.key.model)
+        there_bytes = cached.weights_bytes - footprint.stays_bytes
+        lacking_bytes = part_bytes(footprint.weights_bytes, share) - there_bytes
         if lacking_bytes > 0:
             self._check_room(instance_id, lacking_bytes)
             self._budget.begin_load(instance_id, lacking_bytes)
         try:
-            self._sleeping.swap(slot, slot.moved(weights_bytes, share))
+            self._sleeping.swap(slot, slot.moved(footprint.weights_bytes, share))
         finally:
             cached.note_weights()
             self._budget.end_load(instance_id)

@@ -39,13 +39,14 @@ _LOGIT_COPIES_BYTES = 8
 
 def estimate(model: ModelInfo, *, dtype: str, block_tokens: int, on_cpu: bool) -> Footprint:
     element_bytes = DTYPE_BYTES[dtype]
-    taken_bytes = _cpu_bytes if on_cpu else _gpu_bytes
+    comes_bytes = _cpu_bytes if on_cpu else _gpu_bytes
     # An encoder keeps nothing: its blocks count tokens, and there is no count without a size.
     keeps = model.architecture not in ENCODERS
     return Footprint(
-        weights_bytes=taken_bytes(model, element_bytes),
+        weights_bytes=comes_bytes(model, element_bytes),
         kv_block_bytes=model.kv_bytes_per_token(element_bytes) * block_tokens if keeps else 1,
         block_tokens=block_tokens,
+        stays_bytes=_CPU_PROCESS_BYTES if on_cpu else _gpu_stays_bytes(model),
     )
 
 
@@ -63,13 +64,16 @@ def _cpu_bytes(model: ModelInfo, element_bytes: int) -> int:
     head = model.vocabulary_tokens * model.hidden_size
     factor = _CPU_HEAD_FACTOR if model.task is None else _CPU_HEADLESS_FACTOR
     weights_bytes = _CPU_WEIGHTS_FACTOR * _weights_bytes(model, element_bytes)
-    return _CPU_PROCESS_BYTES + int(weights_bytes + factor * head * element_bytes)
+    return int(weights_bytes + factor * head * element_bytes)
+
+
+def _gpu_stays_bytes(model: ModelInfo) -> int:
+    return GPU_PROCESS_BYTES + model.layers * KV_ROUNDING_CHUNKS * _GPU_KV_CHUNK_BYTES
 
 
 def _gpu_bytes(model: ModelInfo, element_bytes: int) -> int:
     tokens = min(_GPU_ACTIVATION_TOKENS, model.context_tokens_max)
     activations = tokens * _GPU_ACTIVATIONS_PER_HIDDEN * model.hidden_size
-    fixed_bytes = GPU_PROCESS_BYTES + model.layers * KV_ROUNDING_CHUNKS * _GPU_KV_CHUNK_BYTES
     rows = LOGIT_ROWS_MAX if model.task is None else 0
-    fixed_bytes += rows * model.vocabulary_tokens * (element_bytes + _LOGIT_COPIES_BYTES)
-    return fixed_bytes + _weights_bytes(model, element_bytes) + activations * element_bytes
+    logits_bytes = rows * model.vocabulary_tokens * (element_bytes + _LOGIT_COPIES_BYTES)
+    return logits_bytes + _weights_bytes(model, element_bytes) + activations * element_bytes

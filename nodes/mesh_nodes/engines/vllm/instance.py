@@ -114,7 +114,7 @@ class Instance:
     def memory(self) -> InstanceMemory:
         return InstanceMemory(
             instance_id=self._order.instance_id,
-            weights_bytes=self._footprint.weights_bytes - self.weights.away_bytes,
+            weights_bytes=self._footprint.instance_bytes(0) - self.weights.away_bytes,
             kv_blocks=self._kv_blocks,
             kv_blocks_used=self._core.pool.used,
             kv_block_bytes=self._footprint.kv_block_bytes,

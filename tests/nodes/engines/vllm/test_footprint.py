@@ -15,7 +15,7 @@ MEASURED_MIB = 1169
 
 def test_on_a_cpu_it_covers_what_was_measured_and_not_much_more() -> None:
     footprint = estimate(SMOL, dtype="float32", block_tokens=32, on_cpu=True)
-    assert MEASURED_MIB <= footprint.weights_bytes / MIB < 1.2 * MEASURED_MIB
+    assert MEASURED_MIB <= footprint.instance_bytes(0) / MIB < 1.2 * MEASURED_MIB
     assert footprint.kv_block_bytes == 32 * SMOL.kv_bytes_per_token(4)
     assert footprint.block_tokens == 32
 
@@ -45,7 +45,7 @@ def test_on_a_gpu_each_layer_counts_with_what_chunks_hold_beyond_its_blocks() ->
         estimate(replace(SMOL, layers=n), dtype="auto", block_tokens=16, on_cpu=False)
         for n in (10, 30)
     )
-    assert higher.weights_bytes - lower.weights_bytes == 20 * 6 * MIB
+    assert higher.stays_bytes - lower.stays_bytes == 20 * 6 * MIB
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
