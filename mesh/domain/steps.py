@@ -323,8 +323,8 @@ class InstanceMemory:
 
     instance_id: InstanceId
     weights_bytes: int
-    """The bytes of its weights. Weights that several instances share are counted with the first of
-    them by id.
+    """The bytes of its weights, and of what stays where these leave the device. Weights that
+    several instances share are counted with the first of them by id.
     """
     kv_blocks: int
     kv_blocks_used: int

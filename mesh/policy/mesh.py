@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.domain.reasons import DeviceKind, Verdict
-from mesh.policy.interface import Tests
+from mesh.policy.interface import KvDemand, KvSize, Tests
 from mesh.policy.llm_mesh import LlmMesh
 from mesh.policy.plans import Join, Move, Plan, Release, Shortage, Start
-from mesh.policy.room import roomy_first
+from mesh.policy.room import by_demand, roomy_first
 from mesh.policy.rules.swapping import SWAPPING
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, Outlook, RequestView
@@ -47,6 +47,8 @@ class Mesh(LlmMesh):
     """Whether who is called most starts first where several wait without an instance."""
     served_share_least: float = 0.4
     """A deployment of which a smaller share is served starts before all others that have more."""
+    kv_watermark_share: float = 0.08
+    """A KV cache has so much more than its requests need, if the cell's watermark is not lower."""
 
     # Shadow validation rolls swaps forward as far as all weights could come once more. That nobody
     # falls behind later, and that prompts to come find time, is up to the share.
@@ -59,6 +61,13 @@ class Mesh(LlmMesh):
         if tests.utilisation(plan) > most:
             return Verdict.TPOT_EXCEEDED
         return tests.shadow(plan)
+
+    # KV caches have little to spare, since they grow without a copy: what they leave of a node that
+    # swaps holds weights, which need not come when a request does.
+
+    def kv(self, demand: KvDemand) -> KvSize:
+        share = min(self.kv_watermark_share, demand.watermark_share)
+        return by_demand(demand, watermark_share=share)
 
     # Whoever waits for copies or turns of others is not taken late: that takes time which others
     # were promised. Only a load that is too long with its own copy makes a request late.

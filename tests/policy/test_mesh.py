@@ -16,6 +16,7 @@ from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.slo import Slo
 from mesh.policy.guarded import Guarded
+from mesh.policy.interface import KvDemand
 from mesh.policy.mesh import MESH
 from mesh.policy.plans import Release
 from tests.core.admission import instance, node
@@ -120,3 +121,17 @@ def test_who_is_hardly_served_starts_before_who_is_called_more() -> None:
     cell = Full("mesh")
     cell.core.cell.deployments[DeploymentName("a")].note_refused()
     assert cell.started() == ["a"]
+
+
+@pytest.mark.parametrize(("watermark_share", "blocks"), [(0.25, 108), (0.05, 105)])
+def test_a_cache_has_little_to_spare_and_no_more_than_the_cell_wants(
+    watermark_share: float, blocks: int
+) -> None:
+    demand = KvDemand(
+        required_blocks=100,
+        block_tokens=32,
+        context_tokens=4096,
+        tokens_least=1024,
+        watermark_share=watermark_share,
+    )
+    assert MESH.kv(demand).wanted_blocks == blocks
