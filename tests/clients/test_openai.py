@@ -179,12 +179,15 @@ async def test_batches(served: Served, async_client: Any) -> None:
         assert (batch.endpoint, batch.metadata, batch.output_file_id) == (endpoint, named, None)
         return batch
 
-    async def ended(batch: Any) -> Any:
+    async def reached(batch: Any, *states: str) -> Any:
         async with asyncio.timeout(CLIENT_S_MAX):
-            while batch.status not in ("completed", "failed", "cancelled"):
+            while batch.status not in states:
                 await asyncio.sleep(0.05)
                 batch = await batches.retrieve(batch.id)
         return batch
+
+    async def ended(batch: Any) -> Any:
+        return await reached(batch, "completed", "failed", "cancelled")
 
     whole = await ended(await begun(lines(10)))
     assert (whole.status, whole.request_counts.completed, whole.error_file_id) == (
@@ -201,8 +204,7 @@ async def test_batches(served: Served, async_client: Any) -> None:
     assert [(one.code, one.line) for one in wrong.errors.data] == [("invalid_json_line", 2)]
 
     served.node.held = True
-    held = await begun(lines(2))
-    await served.node.told(SubmitRequest)
+    held = await reached(await begun(lines(2)), "in_progress")
     assert (await batches.cancel(held.id)).status == "cancelling"
     assert (await ended(held)).status == "cancelled"
     found = [one.id async for one in batches.list(limit=1)]
