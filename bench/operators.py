@@ -5,9 +5,9 @@ The demo model and two made-up shapes, one after the other in this process: each
 and in turn with them sizes between, beside which stands what operators and rest come to
 (`operator_sum_error`, in the mean). `rest_share` is what no operator explains, of all that was
 counted; `counter_cost` by how much longer a counted iteration takes, in turn with one that is not.
-Each shape is then estimated from each of the others, as if it had never been measured: by today's
-rule (`estimate_error_today`), and operator by operator (`estimate_error_operators`), in the mean
-over its sizes.
+Each shape is then estimated from each of the others, as if it had never been measured, operator by
+operator (`estimate_error_operators`) and by bytes and shape, which serves where nothing was counted
+(`estimate_error_today`); in the mean over its sizes.
 """
 
 import tempfile
@@ -320,7 +320,7 @@ def _between(counted: Mapping[str, Counted]) -> Table:
 
 def _estimates(estimates: list[tuple[str, float, float]]) -> Table:
     return Table(
-        headings=("estimated, off by %", "today", "by operators"),
+        headings=("estimated, off by %", "by bytes and shape", "by operators"),
         rows=[(name, f"{100 * rule:.1f}", f"{100 * ops:.1f}") for name, rule, ops in estimates],
         title="estimates of a shape that was never measured",
     )
