@@ -21,9 +21,9 @@ COARSE = 0
 DOUBLE_UNTIL_BATCH = 64
 """Up to where batches double: beyond, their times grow evenly, and take long to measure."""
 STEP_ROWS = 5
-"""From so many rows on, products are computed by other kernels (OpenVINO with AVX2). SmolLM2-135M
-takes 14.1 ms of processor time a core for a decode of 4 and 22.2 ms for one of 5, where those of 4
-and 8 would have it take 16.9 ms.
+"""From so many rows on, products are computed by other kernels (OpenVINO with AVX2). A decode of
+SmolLM2-135M at contexts of 128 takes 16.6 ms for 4 sequences, 26.2 for 5 and 29.9 for 8 (two quiet
+cores); without a row of 5 it would be expected to take 19.9.
 """
 PAST_TOKENS_MIN = 64
 CONTEXT_TOKENS_MIN = 32
