@@ -21,6 +21,7 @@ class CachingBlocks(Protocol):
     blocks: int
     block_bytes: int
     weights_bytes: int
+    """What its instance holds beside blocks: weights, and what stays where these have left."""
     shared: SharedWeights | None
 
     @property
