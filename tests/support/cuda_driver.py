@@ -14,6 +14,8 @@ from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
+from mesh_nodes.engines.device_range import runs
+
 _MAP_FIXED, _MAP_SHARED, _MAP_NORESERVE = 0x10, 0x01, 0x4000
 _NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -56,12 +58,14 @@ class StandInDriver:
         self._file = os.memfd_create("device")
         os.ftruncate(self._file, chunks * chunk_bytes)
         self._free = list(range(chunks))
-        self.handles: set[int] = set()
-        """Memory that is somebody's."""
+        self.handles: dict[int, list[int]] = {}
+        """Memory that is somebody's: the chunks of each piece, by the piece's first one."""
         self.mapped: dict[int, int] = {}
-        """The handle under each address."""
+        """The piece under each address that it was mapped at."""
+        self._backed: set[int] = set()
+        """The addresses of chunks that have memory."""
         self.allowed: set[int] = set()
-        """Addresses that may be used."""
+        """Those of chunks that may be used."""
         self.reserved: dict[int, int] = {}
         """Bytes of each range, by its address."""
         self.pinned: dict[int, int] = {}
@@ -110,41 +114,48 @@ class StandInDriver:
         return (code,)
 
     def cuMemCreate(self, size: int, kind: Any, flags: int) -> tuple[Code, int]:  # noqa: N802
-        assert size == self.chunk_bytes
-        if self._code("cuMemCreate") or not self._free:
+        assert size % self.chunk_bytes == 0
+        chunks = size // self.chunk_bytes
+        if self._code("cuMemCreate") or len(self._free) < chunks:
             return Code.CUDA_ERROR_OUT_OF_MEMORY, -1
-        handle = self._free.pop()
-        self.handles.add(handle)
-        return Code.CUDA_SUCCESS, handle
+        taken = sorted(self._free.pop() for _ in range(chunks))
+        self.handles[taken[0]] = taken
+        return Code.CUDA_SUCCESS, taken[0]
 
     def cuMemRelease(self, handle: int) -> tuple[Code]:  # noqa: N802
         assert handle in self.handles, "released twice"
         assert handle not in self.mapped.values(), "released while it is mapped"
         if code := self._code("cuMemRelease"):
             return (code,)
-        self.handles.remove(handle)
-        self._free.append(handle)
+        self._free += self.handles.pop(handle)
         return (code,)
 
     def cuMemMap(  # noqa: N802
         self, address: int, size: int, offset: int, handle: int, flags: int
     ) -> tuple[Code]:
         assert address % self.chunk_bytes == 0
-        assert size == self.chunk_bytes
-        assert any(at <= address < at + length for at, length in self.reserved.items())
-        assert address not in self.mapped, "memory is there already"
-        assert handle in self.handles.difference(self.mapped.values()), "it is mapped elsewhere"
+        assert size == len(self.handles[handle]) * self.chunk_bytes
+        assert any(
+            at <= address and address + size <= at + length for at, length in self.reserved.items()
+        )
+        assert self._backed.isdisjoint(self._chunks(address, size)), "memory is there already"
+        assert handle not in self.mapped.values(), "it is mapped elsewhere"
         if code := self._code("cuMemMap"):
             return (code,)
-        self._put(address, _MAP_SHARED, self._file, handle * size)
+        at = address
+        for first, end in runs(self.handles[handle]):
+            length = (end - first) * self.chunk_bytes
+            self._put(at, length, _MAP_SHARED, self._file, first * self.chunk_bytes)
+            at += length
+        self._backed.update(self._chunks(address, size))
         self.mapped[address] = handle
         return (code,)
 
     def cuMemSetAccess(  # noqa: N802
         self, address: int, size: int, access: list[Any], count: int
     ) -> tuple[Code]:
-        chunks = range(address, address + size, self.chunk_bytes)
-        assert self.mapped.keys() >= set(chunks), "not all of it is mapped"
+        chunks = self._chunks(address, size)
+        assert self._backed.issuperset(chunks), "not all of it is mapped"
         assert access[0].flags == 3
         assert count == len(access) == 1
         if code := self._code("cuMemSetAccess"):
@@ -154,13 +165,14 @@ class StandInDriver:
         return (code,)
 
     def cuMemUnmap(self, address: int, size: int) -> tuple[Code]:  # noqa: N802
-        assert size == self.chunk_bytes
         assert address in self.mapped, "unmapped twice"
+        assert size == len(self.handles[self.mapped[address]]) * self.chunk_bytes
         if code := self._code("cuMemUnmap"):
             return (code,)
         del self.mapped[address]
-        self.allowed.discard(address)
-        self._put(address, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+        self._put(address, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+        self._backed.difference_update(self._chunks(address, size))
+        self.allowed.difference_update(self._chunks(address, size))
         return (code,)
 
     def cuMemHostRegister(  # noqa: N802
@@ -175,8 +187,11 @@ class StandInDriver:
         self.pinned[address] = size
         return (code,)
 
-    def _put(self, address: int, flags: int, file: int, begin: int) -> None:
-        found = _libc.mmap(address, self.chunk_bytes, _NONE, flags | _MAP_FIXED, file, begin)
+    def _chunks(self, address: int, size: int) -> range:
+        return range(address, address + size, self.chunk_bytes)
+
+    def _put(self, address: int, size: int, flags: int, file: int, begin: int) -> None:
+        found = _libc.mmap(address, size, _NONE, flags | _MAP_FIXED, file, begin)
         assert found == address, os.strerror(ctypes.get_errno())
 
     def _code(self, function: str) -> Code:

@@ -4,7 +4,7 @@ The addresses are had once and stay, so that whatever has kept one, a CUDA graph
 using it; memory comes under them and goes without a copy. Owns the handles of that memory: those
 that lie under a chunk, and some spare ones, since taking memory of the driver is by far the slowest
 of its calls. What the driver refuses to take back stays in the books, and is tried again the next
-time. Before: `kv_mapped`. After: `cuda_driver`.
+time. Before: `kv_mapped`, `weights_memory`. After: `cuda_driver`.
 """
 
 import logging
@@ -34,9 +34,12 @@ class Driver(Protocol):
 class DeviceRange:
     """Chunks are numbered from 0."""
 
-    def __init__(self, driver: Driver, size_bytes: int) -> None:
-        """Raises EngineError when the addresses cannot be had."""
-        self.chunk_bytes = driver.chunk_bytes
+    def __init__(self, driver: Driver, size_bytes: int, chunk_bytes: int | None = None) -> None:
+        """`chunk_bytes`: of a chunk of this range, a multiple of the driver's, which is taken else.
+
+        Raises EngineError when the addresses cannot be had.
+        """
+        self.chunk_bytes = chunk_bytes or driver.chunk_bytes
         self._driver = driver
         self._size_bytes = -(-size_bytes // self.chunk_bytes) * self.chunk_bytes
         self.address = driver.reserve(self._size_bytes)
