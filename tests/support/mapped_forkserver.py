@@ -1,4 +1,4 @@
-"""A forkserver whose engine processes have their KV caches in virtual memory, on a CPU.
+"""A forkserver whose engine processes have virtual memory for KV caches and weights, on a CPU.
 
 `python -m tests.support.mapped_forkserver FD` is the forkserver except for that: where processes
 would find CUDA's driver they find one that stands in for it, with 64 KiB a chunk. It refuses access
@@ -7,35 +7,25 @@ while more chunks are mapped than `STAND_IN_CHUNKS_ALLOWED` says.
 
 import os
 import sys
-from collections.abc import Callable
-
-import torch
 
 from mesh_nodes.engines.cuda_driver import CudaDriver
-from mesh_nodes.engines.vllm import forkserver, kv_mapped
-from mesh_nodes.engines.vllm.kv_memory import KvMemory
+from mesh_nodes.engines.vllm import device, forkserver, weights_memory
 from tests.support.cuda_driver import StandInDriver
 
 DEVICE_CHUNKS = 1 << 15
 CHUNK_BYTES = 1 << 16
 
 
-def _mapped(
-    elastic: bool,
-    block_bytes: int,
-    blocks: int,
-    device: torch.device,
-    free_bytes: Callable[[], int],
-) -> KvMemory:
+def _virtual_memory() -> CudaDriver:
     allowed = int(os.environ.get("STAND_IN_CHUNKS_ALLOWED", DEVICE_CHUNKS))
     driver = StandInDriver(DEVICE_CHUNKS, CHUNK_BYTES)
     driver.fails = lambda asked: asked == "cuMemSetAccess" and len(driver.mapped) > allowed
-    return kv_mapped.MappedKv(
-        CudaDriver(driver, 0), block_bytes, blocks, device, lambda: driver.free_bytes
-    )
+    return CudaDriver(driver, 0)
 
 
 if __name__ == "__main__":
     # Before the forkserver imports what takes it from there.
-    kv_mapped.kv_memory = _mapped
+    device.virtual_memory = _virtual_memory
+    # The models of tests would fit into one piece of the usual size.
+    weights_memory.CHUNKS_AT_ONCE = 1
     forkserver.main(int(sys.argv[1]))

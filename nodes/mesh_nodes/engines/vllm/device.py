@@ -10,7 +10,7 @@ import torch
 from vllm.platforms import current_platform
 
 from mesh_nodes.engines import host_memory
-from mesh_nodes.engines.cuda_driver import cuda_in_use
+from mesh_nodes.engines.cuda_driver import CudaDriver, cuda_in_use, open_driver
 from mesh_nodes.engines.vllm.differences import installed_shape
 
 _ON_DEMAND = (
@@ -40,6 +40,11 @@ def preload() -> None:
 def device() -> torch.device:
     """The device that vLLM computes on: the one that it sees."""
     return torch.device("cpu" if current_platform.is_cpu() else "cuda:0")
+
+
+def virtual_memory() -> CudaDriver | None:
+    """What has the device's memory come and go under addresses that stay, where it can."""
+    return None if current_platform.is_cpu() else open_driver(device().index)
 
 
 def touch() -> None:

@@ -28,7 +28,7 @@ from mesh.domain.steps import (
 from mesh.runtime.measurable import check_measurable, made_up_tokens
 from mesh_nodes.engines.pooling import Pool, pool_of
 from mesh_nodes.engines.refusals import check_runnable
-from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
+from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes, virtual_memory
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_mapped import kv_memory
 from mesh_nodes.engines.vllm.kv_memory import ElasticKv, KvMemory
@@ -80,15 +80,17 @@ class Instance:
         """May be kept cached beyond those in force."""
         self._prefill_tokens_max = min(order.context_tokens_max, ITERATION_TOKENS_MAX)
         block_bytes = footprint.kv_block_bytes
+        driver = virtual_memory() if options.elastic else None
         # An encoder keeps nothing: blocks without bytes.
         self._kv: KvMemory = ElasticKv(0)
         if self._pool is None or not self._pool.whole:
             self._kv = kv_memory(
-                options.elastic, block_bytes, order.kv_blocks, device(), free_bytes
+                options.elastic, driver, block_bytes, order.kv_blocks, device(), free_bytes
             )
-        self._has_graphs = self._pool is None and self._kv.stays and device().type == "cuda"
         if options.movable:
             keep_weights_in_tensors()
+            # CUDA graphs keep the addresses of weights, which come back to where they were.
+            StoreLoader.driver = driver
         self._core = Core(
             model_path=str(order.model_path),
             dtype=options.dtype,
@@ -100,14 +102,15 @@ class Instance:
             # It asks for a full context to fit.
             kv_bytes=(footprint.blocks_for(order.context_tokens_max) + 2) * block_bytes,
             kv_source=self._kv,
-            graphs=self._has_graphs,
+            graphs=driver is not None and self._pool is None and device().type == "cuda",
             pool=self._pool,
         )
         pooled = None if pool is None else pooled_memory(pool, device())
-        self.weights = Weights(self._core.model, device(), pooled, StoreLoader.beside)
+        self.weights = Weights(
+            *(self._core.model, device(), pooled, StoreLoader.beside), memory=StoreLoader.memory
+        )
         if where is not None:
             self.weights.restore(where)
-        self._captured_at = self.weights.addresses
         self._core.bound(order.kv_blocks, dense=True)
         self._warm()
 
@@ -264,7 +267,7 @@ class Instance:
         if not order.swapped:
             self.weights.to_device()
         self._resize(order.kv_blocks)
-        self._settle(not order.swapped)
+        self._resident = not order.swapped
 
     def begin_swap(self, share: float, where: Range | None) -> None:
         """Begin to move weights to the device, or to the host's memory as a sleep does, beside the
@@ -282,17 +285,8 @@ class Instance:
         except TimeoutError:
             return False
         finally:
-            self._settle(self._move.done() and not self.weights.away_bytes)
+            self._resident = self._move.done() and self.weights.whole
         return True
-
-    def _settle(self, resident: bool) -> None:
-        """CUDA graphs have kept the addresses of weights: those that came back elsewhere ask for
-        others.
-        """
-        self._resident = resident
-        if resident and self._has_graphs and self._captured_at != self.weights.addresses:
-            self._core.capture()
-            self._captured_at = self.weights.addresses
 
     def _require_resident(self) -> None:
         if not self._resident:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from vllm import PoolingParams, SamplingParams, _custom_ops
-from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
@@ -57,9 +56,7 @@ _TOUCHED: tuple[tuple[Any, str], ...] = (
     (EngineCore, "abort_requests"),
     (EngineCore, "add_request"),
     (EngineCore, "step"),
-    (gpu_model_runner.GPUModelRunner, "capture_model"),
     (gpu_model_runner.GPUModelRunner, "get_model"),
-    (CUDAGraphWrapper, "clear_all_graphs"),
     (registry, "_run_in_subprocess"),
 )
 """Private parts that all known releases have."""
@@ -310,19 +307,6 @@ class Core:
     @property
     def model(self) -> torch.nn.Module:
         return self._runner().get_model()
-
-    def capture(self) -> None:
-        """Have CUDA graphs anew, for those that were captured have kept other addresses."""
-        runner = self._runner()
-        # What is captured reads each row's first block, under which may be no memory any more.
-        rows = [table.block_table.np for table in runner.input_batch.block_table.block_tables]
-        kept = [row.copy() for row in rows]
-        for row in rows:
-            row.fill(0)
-        CUDAGraphWrapper.clear_all_graphs()
-        runner.capture_model()
-        for row, was in zip(rows, kept, strict=True):
-            row[:] = was
 
     def add(
         self,

@@ -15,7 +15,6 @@ import torch
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.units import format_bytes
-from mesh_nodes.engines.cuda_driver import open_driver
 from mesh_nodes.engines.device_range import DeviceRange, Driver
 from mesh_nodes.engines.vllm.footprint import KV_ROUNDING_CHUNKS
 from mesh_nodes.engines.vllm.kv_memory import (
@@ -75,7 +74,7 @@ class MappedKv:
         self._range = DeviceRange(self._driver, size_bytes)
         # torch asks whose memory the first byte is.
         self._range.hold([0])
-        self._buffer = _tensor_at(self._range.address, size_bytes, self._device)
+        self._buffer = tensor_at(self._range.address, size_bytes, self._device)
         return self._buffer
 
     def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -147,7 +146,7 @@ class _Memory:
         }
 
 
-def _tensor_at(address: int, size_bytes: int, device: torch.device) -> torch.Tensor:
+def tensor_at(address: int, size_bytes: int, device: torch.device) -> torch.Tensor:
     """[size_bytes] of int8 over memory that is not torch's."""
     if device.type == "cuda":
         return torch.as_tensor(_Memory(address, size_bytes), device=device)
@@ -157,6 +156,7 @@ def _tensor_at(address: int, size_bytes: int, device: torch.device) -> torch.Ten
 
 def kv_memory(
     elastic: bool,
+    driver: Driver | None,
     block_bytes: int,
     blocks: int,
     device: torch.device,
@@ -165,9 +165,8 @@ def kv_memory(
     """What lies under an instance's blocks: what need not be copied, if so asked and where it can
     be had.
     """
+    if driver is not None:
+        return MappedKv(driver, block_bytes, blocks, device, free_bytes)
     if elastic and device.type == "cpu":
         return ElasticKv(block_bytes)
-    driver = open_driver(device.index or 0) if elastic else None
-    if driver is None:
-        return CopyingKv(block_bytes, blocks, device, free_bytes)
-    return MappedKv(driver, block_bytes, blocks, device, free_bytes)
+    return CopyingKv(block_bytes, blocks, device, free_bytes)

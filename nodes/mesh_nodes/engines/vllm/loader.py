@@ -22,7 +22,10 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from mesh.domain.errors import TornModel
 from mesh.domain.model import ENCODERS
 from mesh_loader.config_keys import PREFIX
+from mesh_nodes.engines.device_range import Driver
+from mesh_nodes.engines.vllm.device import device
 from mesh_nodes.engines.vllm.modules import changes, held_beside
+from mesh_nodes.engines.vllm.weights_memory import FixedMemory
 
 FORMAT = "mesh"
 _WEIGHTS = ("bias", "qweight", "weight", "weight_packed")
@@ -50,8 +53,12 @@ class StoreLoader(BaseModelLoader):  # type: ignore[misc]
     """Whether `beside` is wanted."""
     reads: ClassVar[bool] = True
     """False: parameters stay zero, for somebody else to fill."""
+    driver: ClassVar[Driver | None] = None
+    """Of the device memory in which the model is to have addresses that stay."""
     beside: ClassVar[tuple[tuple[str, str], ...]] = ()
     """What the load has changed but parameters."""
+    memory: ClassVar[FixedMemory | None] = None
+    """Where the load has placed the model, if there is a driver."""
 
     def download_model(self, model_config: Any) -> None:
         """It is in the store."""
@@ -60,6 +67,8 @@ class StoreLoader(BaseModelLoader):  # type: ignore[misc]
         model = super().load_model(*arguments, **named)
         if self.watches:
             StoreLoader.beside = changes(self._before, held_beside(model))
+        if self.driver is not None:
+            StoreLoader.memory = FixedMemory(self.driver, model, device())
         return model
 
     def load_weights(self, model: Any, model_config: Any) -> None:

@@ -4,21 +4,20 @@ Parameters stand in a range of the node's pool, which this process fills, or fin
 that had the same model; they never change, so a sleep copies none of them, and a wake and a first
 load from the pool are the same copy. Buffers, which are small and may change, have a copy of this
 process's own. What a tensor is a view of is its storage: emptied and filled again, it leaves every
-tensor valid at whatever address; `addresses` tells whoever has kept those, as CUDA graphs do.
-Before: `instance`, which sleeps and wakes. After: `pooled`, torch.
+tensor valid. Before: `instance`, which sleeps and wakes. After: `pooled`, `weights_memory`, torch.
 """
 
 import logging
 import threading
 from bisect import bisect_right
 from contextlib import nullcontext
-from itertools import accumulate
 
 import torch
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh_nodes.engines.vllm.messages import Layout, Range
 from mesh_nodes.engines.vllm.pooled import PooledMemory
+from mesh_nodes.engines.vllm.weights_memory import TorchMemory, WeightsMemory, as_bytes, by_storage
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +35,16 @@ class Weights:
         device: torch.device,
         pooled: PooledMemory | None = None,
         beside: Beside = (),
+        memory: WeightsMemory | None = None,
     ) -> None:
-        """`pooled`: where they can sleep. `beside`: see `Layout`."""
+        """`pooled`: where they can sleep. `beside`: see `Layout`. `memory`: what lies under them on
+        the device, unless it is torch's own.
+        """
         self._model = model
         self._device = device
         self._pooled = pooled
         self._beside = beside
+        self._memory = memory or TorchMemory(device)
         self._where: Range | None = None
         self._filled = False
         self._filling: threading.Thread | None = None
@@ -53,17 +56,12 @@ class Weights:
     @property
     def device_bytes(self) -> int:
         """What they hold of the device now."""
-        return sum(storage.nbytes() for storage in (*self._parameters(), *self._buffers()))
+        return self._memory.taken_bytes((*self._parameters(), *self._buffers()))
 
     @property
     def beside_bytes(self) -> int:
         """What buffers hold of it, and take of the host in a sleep."""
         return sum(storage.nbytes() for storage in self._buffers())
-
-    @property
-    def addresses(self) -> tuple[int, ...]:
-        """Where each of them is on the device."""
-        return tuple(storage.data_ptr() for storage in (*self._parameters(), *self._buffers()))
 
     def layout(self) -> Layout:
         storages = self._parameters()
@@ -106,19 +104,28 @@ class Weights:
                 raise EngineError(f"the pool's weights are not this load's: {odd[0]} differs")
         self._stand(where)
         for storage, part in self._parts(where):
-            _as_bytes(storage).copy_(part, non_blocking=True)
+            as_bytes(storage).copy_(part, non_blocking=True)
         self._wait()
 
     @property
+    def whole(self) -> bool:
+        """Whether all of them are on the device."""
+        return self._here == len(self._pairs)
+
+    @property
     def away_bytes(self) -> int:
-        """What of them has left the device."""
-        return sum(part.nbytes for _, part in self._pairs[self._here :])
+        """What the device has free of them."""
+        if self.whole:
+            return 0
+        here = [storage for storage, _ in self._pairs[: self._here]]
+        size_bytes = sum(int(part.nbytes) for _, part in self._pairs)
+        return max(size_bytes - self._memory.taken_bytes(here), 0)
 
     def move(self, share: float, where: Range | None = None) -> None:
         """Have this share of them on the device, or a little less: a tensor is there whole or not
         at all. `where` and what is raised as by `to_host` and `to_device`.
         """
-        if share >= 1.0 or (self.away_bytes and self._count(share) > self._here):
+        if share >= 1.0 or (not self.whole and self._count(share) > self._here):
             self.to_device(share)
         else:
             self.to_host(where, share)
@@ -130,14 +137,12 @@ class Weights:
         Raises RuntimeError, MemoryError, EngineError when it cannot be done; they are in no known
         state then.
         """
-        if not self.away_bytes:
+        if self.whole:
             self._pairs = self._pairs_in(where)
             self._here = len(self._pairs)
-        left = self._count(share)
-        for storage, _ in self._pairs[left : self._here]:
-            storage.resize_(0)
-        self._here = min(self._here, left)
-        self._give_back()
+        left = min(self._count(share), self._here)
+        self._memory.go([storage for storage, _ in self._pairs[left : self._here]])
+        self._here = left
 
     def _pairs_in(self, where: Range | None) -> list[tuple[torch.UntypedStorage, torch.Tensor]]:
         """All of them, which the host has from now on."""
@@ -151,10 +156,10 @@ class Weights:
         pairs = self._parts(where)
         for storage in self._buffers():
             copy = torch.empty(storage.nbytes(), dtype=torch.uint8)
-            copy.copy_(_as_bytes(storage), non_blocking=True)
+            copy.copy_(as_bytes(storage), non_blocking=True)
             pairs.append((storage, copy))
         self._wait()
-        return pairs
+        return [pair for pair in pairs if self._memory.moves(pair[0])]
 
     def to_device(self, share: float = 1.0) -> None:
         """The way back. Raises OutOfMemory when the device has no room, RuntimeError when the copy
@@ -164,13 +169,11 @@ class Weights:
         coming = self._pairs[self._here : there]
         try:
             for storage, part in coming:
-                storage.resize_(part.nbytes)
-                _as_bytes(storage).copy_(part, non_blocking=True)
+                self._memory.come(storage, part.nbytes)
+                as_bytes(storage).copy_(part, non_blocking=True)
             self._wait()
-        except RuntimeError as error:
-            for storage, _ in coming:
-                storage.resize_(0)
-            self._give_back()
+        except (RuntimeError, EngineError) as error:
+            self._memory.go([storage for storage, _ in coming])
             if isinstance(error, torch.OutOfMemoryError):
                 raise OutOfMemory(f"weights do not fit on the device: {error}") from error
             raise
@@ -178,8 +181,12 @@ class Weights:
 
     def _count(self, share: float) -> int:
         """How many of them, from the first on, are no more than this share."""
-        ends_bytes = list(accumulate(part.nbytes for _, part in self._pairs))
-        return bisect_right(ends_bytes, share * ends_bytes[-1]) if ends_bytes else 0
+        if share >= 1.0:
+            return len(self._pairs)
+        sizes_bytes = [int(part.nbytes) for _, part in self._pairs]
+        storages = [storage for storage, _ in self._pairs]
+        ends_bytes = self._memory.ends_bytes(storages, sizes_bytes)
+        return bisect_right(ends_bytes, share * sum(sizes_bytes))
 
     def _stand(self, where: Range) -> None:
         """Have the parameters in this range. Nothing is copied if they are there."""
@@ -198,7 +205,7 @@ class Weights:
         cuda = self._device.type == "cuda"
         with torch.cuda.stream(torch.cuda.Stream(self._device)) if cuda else nullcontext():
             for storage, part in self._parts(where):
-                part.copy_(_as_bytes(storage), non_blocking=True)
+                part.copy_(as_bytes(storage), non_blocking=True)
             if cuda:
                 torch.cuda.current_stream().synchronize()
         self._pooled.mark_whole(where)
@@ -213,30 +220,15 @@ class Weights:
         return list(zip(storages, memory.split(sizes), strict=True))
 
     def _parameters(self) -> list[torch.UntypedStorage]:
-        return list(self._storages(buffers=False).values())
+        found = by_storage(self._model.parameters(), self._device)
+        return [tensors[0].untyped_storage() for tensors in found.values()]
 
     def _buffers(self) -> list[torch.UntypedStorage]:
         """The storages of buffers that no parameter shares."""
-        theirs = self._storages(buffers=False)
-        return [s for address, s in self._storages(buffers=True).items() if address not in theirs]
-
-    def _storages(self, buffers: bool) -> dict[int, torch.UntypedStorage]:
-        """By their addresses."""
-        found: dict[int, torch.UntypedStorage] = {}
-        for tensor in self._model.buffers() if buffers else self._model.parameters():
-            storage = tensor.untyped_storage()
-            if storage.device.type == self._device.type and storage.nbytes():
-                found.setdefault(storage.data_ptr(), storage)
-        return found
-
-    def _give_back(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        theirs = by_storage(self._model.parameters(), self._device)
+        found = by_storage(self._model.buffers(), self._device)
+        return [found[address][0].untyped_storage() for address in found if address not in theirs]
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

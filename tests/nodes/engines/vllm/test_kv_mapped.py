@@ -10,7 +10,7 @@ import torch
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh_nodes.engines.cuda_driver import CudaDriver
-from mesh_nodes.engines.vllm import VllmEngine, kv_mapped
+from mesh_nodes.engines.vllm import VllmEngine
 from mesh_nodes.engines.vllm.environment import ENVIRONMENT
 from mesh_nodes.engines.vllm.kv_mapped import MappedKv, _Memory, kv_memory
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv
@@ -183,18 +183,18 @@ def test_memory_that_is_not_given_back_is_held() -> None:
     assert kv.held_bytes == 10 * LAYERS * LAYER_BLOCK_BYTES
 
 
-def test_it_is_taken_on_gpus_whose_driver_can_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kind(elastic: bool, device: str) -> type:
-        return type(kv_memory(elastic, LAYER_BLOCK_BYTES, 4, torch.device(device), lambda: 0))
-
+def test_it_is_taken_where_there_is_a_driver() -> None:
     driver = CudaDriver(StandInDriver(100), 0)
-    monkeypatch.setattr(kv_mapped, "open_driver", lambda index: driver)
-    assert kind(True, "cuda:0") is MappedKv
-    assert kind(False, "cuda:0") is CopyingKv
-    assert kind(True, "cpu") is ElasticKv
-    assert kind(False, "cpu") is CopyingKv
-    monkeypatch.setattr(kv_mapped, "open_driver", lambda index: None)
-    assert kind(True, "cuda:0") is CopyingKv
+
+    def kind(elastic: bool, driver: CudaDriver | None, device: str) -> type:
+        where = torch.device(device)
+        return type(kv_memory(elastic, driver, LAYER_BLOCK_BYTES, 4, where, lambda: 0))
+
+    assert kind(True, driver, "cuda:0") is MappedKv
+    assert kind(True, None, "cuda:0") is CopyingKv
+    assert kind(False, None, "cuda:0") is CopyingKv
+    assert kind(True, None, "cpu") is ElasticKv
+    assert kind(False, None, "cpu") is CopyingKv
 
 
 def test_torch_is_told_of_the_memory_as_of_an_array_on_a_gpu() -> None:
