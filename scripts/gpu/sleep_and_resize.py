@@ -1,7 +1,8 @@
 """What a CUDA context takes, how long weights sleep, wake and swap, what a resize by copy costs.
 
 The ways are the engine's own: `weights.Weights` puts 16 GB of made-up weights into a pool as the
-node's is, sleeps, wakes, is swapped by parts, and restores another model from there;
+node's is, sleeps, wakes, is swapped by parts, in torch's memory and at addresses that stay, by
+pieces of several sizes and under a CUDA graph, and restores another model from there;
 `kv_memory.CopyingKv` makes caches of 1, 10 and 40 GB a quarter larger and small again. NVML is
 asked before and after: what it counts beside the books is the process's own.
 
@@ -14,9 +15,11 @@ import gc
 import os
 from dataclasses import replace
 from functools import partial
+from math import isqrt
 
 import torch
 
+from mesh_nodes.engines.vllm import weights_memory
 from mesh_nodes.engines.vllm.host_pool import range_bytes
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv
 from mesh_nodes.engines.vllm.messages import Range
@@ -24,8 +27,10 @@ from mesh_nodes.engines.vllm.pooled import PooledMemory
 from mesh_nodes.engines.vllm.weights import Weights
 
 WEIGHTS_GB, TENSORS = 16, 384
-PARTS = (1, 4, 8)
+PARTS = (1, 4, 8, 16)
 """In so many parts weights are swapped."""
+PIECES = (1, 16, 128)
+"""So many of the driver's chunks come and go at once where addresses stay."""
 
 
 def context(sitting: Sitting) -> None:
@@ -48,10 +53,9 @@ def sleep_and_wake(sitting: Sitting) -> None:
         )
         for _ in range(TENSORS)
     ]
-    pool = os.memfd_create("pool")
-    weights = Weights(
-        torch.nn.ParameterList(parts), sitting.device, PooledMemory(pool, sitting.library)
-    )
+    pool, model = os.memfd_create("pool"), torch.nn.ParameterList(parts)
+    pooled = PooledMemory(pool, sitting.library)
+    weights = Weights(model, sitting.device, pooled)
     layout, gb = weights.layout(), weights.device_bytes / sitting.gb
     where = Range(offset=0, size_bytes=range_bytes(layout), layout=layout, whole=False)
     os.ftruncate(pool, where.size_bytes)
@@ -61,7 +65,11 @@ def sleep_and_wake(sitting: Sitting) -> None:
     sleep_s = sitting.timed_s(weights.to_host)
     freed = used - sitting.used_bytes()
     wake_s = sitting.timed_s(weights.to_device)
-    swap_by_parts(sitting, weights)
+    swap_by_parts(sitting, weights, "swap")
+    where = replace(where, whole=True)
+    # The stand-in takes its time for single chunks.
+    for chunks in PIECES[sitting.dry :]:
+        weights = at_fixed_addresses(sitting, model, pooled, where, chunks)
     same = sums == [float(part.float().sum()) for part in parts]
     weights.to_host()
     memory, again = PooledMemory(pool, sitting.library), []
@@ -70,7 +78,7 @@ def sleep_and_wake(sitting: Sitting) -> None:
         zeros = torch.zeros(size_bytes // TENSORS // 2, device=sitting.device, dtype=torch.bfloat16)
         again.append(torch.nn.Parameter(zeros, requires_grad=False))
     other = Weights(torch.nn.ParameterList(again), sitting.device, memory)
-    restore_s = sitting.timed_s(lambda: other.restore(replace(where, whole=True)))
+    restore_s = sitting.timed_s(lambda: other.restore(where))
     same = same and sums == [float(part.float().sum()) for part in again]
     for key, seconds, what in (
         ("pool_fill", fill_s, "pages, pinning and the copy, beside a model's first requests"),
@@ -87,24 +95,66 @@ def sleep_and_wake(sitting: Sitting) -> None:
     sitting.note("weights_same", same)
 
 
-def swap_by_parts(sitting: Sitting, weights: Weights) -> None:
+def at_fixed_addresses(
+    sitting: Sitting, model: torch.nn.ParameterList, pooled: PooledMemory, where: Range, chunks: int
+) -> Weights:
+    """Swaps as before, and a CUDA graph of eight layers before and after."""
+    driver = sitting.driver()
+    weights_memory.CHUNKS_AT_ONCE = chunks
+    key = f"fixed_{chunks * driver.chunk_bytes >> 20}" if not sitting.dry else f"fixed_{chunks}"
+    made: list[weights_memory.FixedMemory] = []
+    place_s = sitting.timed_s(
+        lambda: made.append(weights_memory.FixedMemory(driver, model, sitting.device))
+    )
+    weights = Weights(model, sitting.device, pooled, memory=made[0])
+    side = isqrt(model[0].numel())
+    out = torch.ones(side, device=sitting.device, dtype=torch.bfloat16)
+
+    def layers() -> None:
+        given = out.fill_(1.0)
+        for part in (*model[:4], *model[-4:]):
+            given = (part[: side**2].view(side, side) @ given).tanh()
+        out.copy_(given)
+
+    replay = sitting.captured(layers)
+    replay_s = sitting.timed_s(replay, 5)
+    answer = out.clone()
+    taken, used = weights.device_bytes, sitting.used_bytes()
+    sleep_s = sitting.timed_s(lambda: weights.to_host(where))
+    freed = used - sitting.used_bytes()
+    wake_s = sitting.timed_s(weights.to_device)
+    again_s = sitting.timed_s(replay)
+    right = torch.equal(out, answer)
+    swap_by_parts(sitting, weights, key)
+    replay()
+    sitting.note(f"{key}_place_s", place_s, f"s, pieces of {chunks} chunks: a copy on the device")
+    sitting.note(f"{key}_freed_share", freed / taken, "of its memory, by NVML")
+    sitting.note(f"{key}_sleep_s", sleep_s, "s")
+    sitting.note(f"{key}_wake_s", wake_s, "s")
+    sitting.note(f"{key}_replay_us", 1e6 * replay_s, "us, a graph of 8 layers")
+    sitting.note(f"{key}_first_replay_us", 1e6 * again_s, "us, right after a wake")
+    sitting.note(f"{key}_graph_right", right and torch.equal(out, answer))
+    return weights
+
+
+def swap_by_parts(sitting: Sitting, weights: Weights, key: str) -> None:
     """Swap all weights out and in, by as many parts: what a part costs beside its bytes."""
     whole_s = 0.0
     for parts in PARTS:
         shares = [number / parts for number in range(parts + 1)]
         out_s = [sitting.timed_s(partial(weights.move, share)) for share in shares[-2::-1]]
         in_s = [sitting.timed_s(partial(weights.move, share)) for share in shares[1:]]
-        sitting.note(f"swap_out_{parts}_s", sum(out_s), f"s, in parts: {parts}")
-        sitting.note(f"swap_in_{parts}_s", sum(in_s), f"s, in parts: {parts}")
+        sitting.note(f"{key}_out_{parts}_s", sum(out_s), f"s, in parts: {parts}")
+        sitting.note(f"{key}_in_{parts}_s", sum(in_s), f"s, in parts: {parts}")
         if parts == 1:
             whole_s = sum(out_s) + sum(in_s)
         else:
             fixed_s = (sum(out_s) + sum(in_s) - whole_s) / (2 * (parts - 1))
-            sitting.note(f"swap_part_{parts}_ms", 1e3 * fixed_s, "ms a part, beside its bytes")
+            sitting.note(f"{key}_part_{parts}_ms", 1e3 * fixed_s, "ms a part, beside its bytes")
     weights.move(0.5)
     if not sitting.dry:
         kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        sitting.note("swap_half_kept_mib", kept / 2**20, "MiB that torch keeps after half went")
+        sitting.note(f"{key}_half_kept_mib", kept / 2**20, "MiB that torch keeps after half went")
     weights.to_device()
 
 

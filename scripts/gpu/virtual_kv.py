@@ -14,7 +14,6 @@ import multiprocessing
 import time
 from functools import partial
 from multiprocessing.connection import Connection
-from statistics import median
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ import torch
 from mesh_nodes.engines.device_range import Driver
 from mesh_nodes.engines.vllm.kv_mapped import MappedKv
 
-CHUNKS = 256
-"""For the times of single calls."""
+PIECES = (1, 8, 16, 32, 128, 512)
+"""The sizes of memory of which single calls are timed, in the driver's chunks."""
+CALLS_GB = 4
 BESIDE_GB, PASSES = 4, 100
 """Kernels that have work for longer than it takes to grow by a quarter."""
 FORKED_S_MAX = 60.0
@@ -111,23 +111,31 @@ def forked(sitting: Sitting) -> None:
     process.join()
 
 
-def calls(sitting: Sitting) -> None:
-    """Each chunk by itself, and access for all at once."""
+def calls(sitting: Sitting, chunks: int) -> None:
+    """Memory in pieces of so many chunks, access for each and for all at once."""
     timed = Timed(sitting.driver())
-    size = timed.chunk_bytes
-    sitting.note("chunk_mib", size / 2**20, "MiB")
-    address = timed.reserve(2 * CHUNKS * size)
-    handles = [timed.create(size) for _ in range(CHUNKS)]
-    for number, handle in enumerate(handles):
-        timed.map(address + number * size, size, handle)
-    timed.allow(address, CHUNKS * size)
-    sitting.note("allow_run_us", 1e6 * timed.taken_s["allow"][-1], f"us for {CHUNKS} chunks")
-    for number, handle in enumerate(handles):
-        timed.unmap(address + number * size, size)
-        timed.release(handle)
-    timed.free(address, 2 * CHUNKS * size)
-    for name in ("create", "map", "unmap", "release"):
-        sitting.note(f"{name}_us", 1e6 * median(timed.taken_s[name]), "us a chunk")
+    size = chunks * timed.chunk_bytes
+    pieces = max(CALLS_GB * sitting.gb // size, 1)
+    begin = timed.reserve(pieces * size)
+    places = range(begin, begin + pieces * size, size)
+    for allow_all in (False, True):
+        timed.taken_s.clear()
+        handles = [timed.create(size) for _ in places]
+        for place, handle in zip(places, handles, strict=True):
+            timed.map(place, size, handle)
+            if not allow_all:
+                timed.allow(place, size)
+        if allow_all:
+            timed.allow(begin, pieces * size)
+        for place, handle in zip(places, handles, strict=True):
+            timed.unmap(place, size)
+            timed.release(handle)
+        told = f"ms/GB, {pieces} pieces of {size / 2**20:g} MiB"
+        for name in ("allow",) if allow_all else ("create", "map", "allow", "unmap", "release"):
+            taken_ms = 1e3 * sum(timed.taken_s[name]) * sitting.gb / (pieces * size)
+            key = f"{name}{'_run' * allow_all}_{chunks}"
+            sitting.note(f"{key}_ms_per_gb", taken_ms, told + ", all at once" * allow_all)
+    timed.free(begin, pieces * size)
 
 
 def one_size(sitting: Sitting, size_gb: int) -> None:
@@ -203,7 +211,8 @@ def replay_after_remap(sitting: Sitting) -> None:
 def measure(sitting: Sitting) -> None:
     sitting.part("forked", forked)
     torch.ones(1, device=sitting.device)
-    sitting.part("calls", calls)
+    for chunks in PIECES:
+        sitting.part(f"calls_{chunks}", partial(calls, chunks=chunks))
     for size_gb in CACHES_GB:
         sitting.part(f"map_{size_gb}gb", partial(one_size, size_gb=size_gb))
     if sitting.fits("beside_grow_ms", 2 * BESIDE_GB * sitting.gb):

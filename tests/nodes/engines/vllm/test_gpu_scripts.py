@@ -49,6 +49,8 @@ def test_weights_sleep_and_caches_are_copied() -> None:
     figures, table = dry("sleep_and_resize")
     assert not skipped(figures)
     assert figures["weights_same"] is True
+    assert figures["fixed_16_graph_right"] is figures["fixed_128_graph_right"] is True
+    assert figures["fixed_16_freed_share"] == figures["fixed_128_freed_share"] == 1
     for size_gb in (1, 10, 40):
         assert figures[f"copy_{size_gb}gb_kept"] is True
         assert f"copy_{size_gb}gb_grow_ms" in table
@@ -65,7 +67,7 @@ def test_caches_in_virtual_memory_keep_their_tokens_and_the_books() -> None:
         assert figures[f"map_{size_gb}gb_grow_ms_per_gb"] > 0
     assert figures["beside_same"] is True
     assert figures["graph_replays_right"] is True
-    assert "us a chunk" in table
+    assert "ms/GB, 16 pieces of 0.25 MiB, all at once" in table
 
 
 def test_iterations_are_measured_with_vllm_and_without() -> None:
