@@ -195,7 +195,7 @@ def moves(
     tokens: list[list[int]],
     length: int,
 ) -> None:
-    """Tokens through a resize amid them, a swap amid them, and after a sleep."""
+    """Tokens through a resize amid them, swaps of all and of halves amid them, and a sleep."""
     blocks = engine.memory()[0].kv_blocks
 
     def resize(step: int) -> None:
@@ -213,14 +213,20 @@ def moves(
         if step == 30:
             timed("out", lambda: engine.swap(INSTANCE, 0.0))
             timed("in", lambda: engine.swap(INSTANCE, 1.0))
+        if step == 40:
+            for share in (0.5, 0.0, 0.5, 1.0):
+                engine.swap(INSTANCE, share)
 
     sitting.note(f"{way}_resized", alike(tokens, decoded(engine, 8, length, resize)[0]))
     sitting.note(f"{way}_swapped", alike(tokens, decoded(engine, 8, length, swap)[0]))
+    used_bytes = sitting.used_bytes()
     engine.unload(INSTANCE)
+    freed = (used_bytes - sitting.used_bytes()) / 2**20
+    sitting.note(f"{way}_sleep_freed_mib", freed, "MiB by NVML, KV blocks included")
     timed("wake", lambda: loaded(engine, model))
     sitting.note(f"{way}_woken", alike(tokens, decoded(engine, 8, length)[0]))
     for name, seconds in took.items():
-        sitting.note(f"{way}_{name}_ms", 1e3 * seconds, "ms; graphs may be captured anew")
+        sitting.note(f"{way}_{name}_ms", 1e3 * seconds, "ms")
 
 
 async def asked(address: str, name: str, callers: int) -> list[tuple[float, float]]:
