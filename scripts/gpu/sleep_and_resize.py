@@ -19,12 +19,12 @@ from math import isqrt
 
 import torch
 
-from mesh_nodes.engines.vllm import weights_memory
 from mesh_nodes.engines.vllm.host_pool import range_bytes
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv
 from mesh_nodes.engines.vllm.messages import Range
 from mesh_nodes.engines.vllm.pooled import PooledMemory
 from mesh_nodes.engines.vllm.weights import Weights
+from mesh_nodes.engines.vllm.weights_memory import FixedMemory
 
 WEIGHTS_GB, TENSORS = 16, 384
 PARTS = (1, 4, 8, 16)
@@ -44,7 +44,7 @@ def context(sitting: Sitting) -> None:
 
 def sleep_and_wake(sitting: Sitting) -> None:
     size_bytes = WEIGHTS_GB * sitting.gb
-    if not sitting.fits("sleep_s", size_bytes, seconds=120):
+    if not sitting.fits("sleep_s", size_bytes, seconds=60):
         return
     parts = [
         torch.nn.Parameter(
@@ -100,11 +100,10 @@ def at_fixed_addresses(
 ) -> Weights:
     """Swaps as before, and a CUDA graph of eight layers before and after."""
     driver = sitting.driver()
-    weights_memory.CHUNKS_AT_ONCE = chunks
     key = f"fixed_{chunks * driver.chunk_bytes >> 20}" if not sitting.dry else f"fixed_{chunks}"
-    made: list[weights_memory.FixedMemory] = []
+    made: list[FixedMemory] = []
     place_s = sitting.timed_s(
-        lambda: made.append(weights_memory.FixedMemory(driver, model, sitting.device))
+        lambda: made.append(FixedMemory(driver, model, sitting.device, chunks))
     )
     weights = Weights(model, sitting.device, pooled, memory=made[0])
     side = isqrt(model[0].numel())

@@ -9,7 +9,7 @@ import os
 import sys
 
 from mesh_nodes.engines.cuda_driver import CudaDriver
-from mesh_nodes.engines.vllm import device, forkserver, weights_memory
+from mesh_nodes.engines.vllm import device, footprint, forkserver
 from tests.support.cuda_driver import StandInDriver
 
 DEVICE_CHUNKS = 1 << 15
@@ -27,5 +27,5 @@ if __name__ == "__main__":
     # Before the forkserver imports what takes it from there.
     device.virtual_memory = _virtual_memory
     # The models of tests would fit into one piece of the usual size.
-    weights_memory.CHUNKS_AT_ONCE = 1
+    footprint.WEIGHTS_PIECE_CHUNKS = 1
     forkserver.main(int(sys.argv[1]))

@@ -54,11 +54,11 @@ class StoreLoader(BaseModelLoader):  # type: ignore[misc]
     reads: ClassVar[bool] = True
     """False: parameters stay zero, for somebody else to fill."""
     driver: ClassVar[Driver | None] = None
-    """Of the device memory in which the model is to have addresses that stay."""
+    """What places the model at addresses that stay; `None` leaves it where vLLM has put it."""
     beside: ClassVar[tuple[tuple[str, str], ...]] = ()
     """What the load has changed but parameters."""
     memory: ClassVar[FixedMemory | None] = None
-    """Where the load has placed the model, if there is a driver."""
+    """The place that the driver has given to the model."""
 
     def download_model(self, model_config: Any) -> None:
         """It is in the store."""

@@ -162,8 +162,8 @@ class Weights:
         return [pair for pair in pairs if self._memory.moves(pair[0])]
 
     def to_device(self, share: float = 1.0) -> None:
-        """The way back. Raises OutOfMemory when the device has no room, RuntimeError when the copy
-        fails; they are away as before then.
+        """The way back. Raises OutOfMemory when the device has no room, RuntimeError, EngineError
+        when the copy fails; they are away as before then.
         """
         there = max(self._count(share), self._here)
         coming = self._pairs[self._here : there]

@@ -18,10 +18,9 @@ import torch
 
 from mesh.domain.units import format_bytes
 from mesh_nodes.engines.device_range import DeviceRange, Driver
+from mesh_nodes.engines.vllm.footprint import WEIGHTS_PIECE_CHUNKS
 from mesh_nodes.engines.vllm.kv_mapped import tensor_at
 
-CHUNKS_AT_ONCE = 16
-"""The driver's chunks that come and go as one piece, 32 MiB."""
 _PLACE_BYTES = 512
 """Places begin at multiples of it, as torch's own do."""
 _TWICE_BYTES_MAX = 256 * 2**20
@@ -44,7 +43,7 @@ class WeightsMemory(Protocol):
         ...
 
     def ends_bytes(self, storages: Storages, sizes_bytes: Sequence[int]) -> list[int]:
-        """What all up to each of these would take, and it."""
+        """The device memory that all of these up to each one would take together."""
         ...
 
     def come(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
@@ -83,8 +82,14 @@ class TorchMemory:
 class FixedMemory:
     """A range of addresses for the parameters and buffers of one model, in this order."""
 
-    def __init__(self, driver: Driver, model: torch.nn.Module, device: torch.device) -> None:
-        """Moves them there. A storage that anybody else uses, too, stays where it is for good,
+    def __init__(
+        self,
+        driver: Driver,
+        model: torch.nn.Module,
+        device: torch.device,
+        piece_chunks: int = WEIGHTS_PIECE_CHUNKS,
+    ) -> None:
+        """Moves them there. A storage that something else uses as well stays where it is for good,
         since its other users could not be told.
 
         Raises OutOfMemory, EngineError: the model is of no use any more then.
@@ -94,9 +99,8 @@ class FixedMemory:
         self._device = device
         self._end_bytes = sum(_place_bytes(tensors[0]) for tensors in placed)
         self._chunks = 0
-        self._range = DeviceRange(
-            driver, max(self._end_bytes, 1), CHUNKS_AT_ONCE * driver.chunk_bytes
-        )
+        piece_bytes = piece_chunks * driver.chunk_bytes
+        self._range = DeviceRange(driver, max(self._end_bytes, 1), piece_bytes)
         begin = twice_bytes = 0
         for tensors in placed:
             size_bytes = tensors[0].untyped_storage().nbytes()
@@ -113,7 +117,7 @@ class FixedMemory:
         return 0 <= self._begin(storage) < self._end_bytes
 
     def taken_bytes(self, storages: Storages) -> int:
-        """Whole chunks, whatever of them is in use."""
+        """Whole pieces count, whatever of them is in use."""
         return self._range.held_bytes
 
     def ends_bytes(self, storages: Storages, sizes_bytes: Sequence[int]) -> list[int]:
@@ -136,7 +140,7 @@ class FixedMemory:
         return int(storage.data_ptr()) - self._range.address
 
     def _hold(self, size_bytes: int) -> None:
-        """Have memory under so much of it, from its beginning on, and no more than chunks ask."""
+        """Have memory under so much of the range, from its beginning on, in whole pieces."""
         chunks = self._chunks_under(size_bytes)
         if chunks != self._chunks:
             self._range.hold(range(chunks))

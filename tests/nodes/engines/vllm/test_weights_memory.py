@@ -10,11 +10,12 @@ import torch
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh_nodes.engines.cuda_driver import CudaDriver
+from mesh_nodes.engines.vllm.footprint import WEIGHTS_PIECE_CHUNKS
 from mesh_nodes.engines.vllm.host_pool import CHUNK_BYTES, range_bytes
 from mesh_nodes.engines.vllm.messages import Range
 from mesh_nodes.engines.vllm.pooled import PooledMemory
 from mesh_nodes.engines.vllm.weights import Weights
-from mesh_nodes.engines.vllm.weights_memory import CHUNKS_AT_ONCE, FixedMemory
+from mesh_nodes.engines.vllm.weights_memory import FixedMemory
 from tests.support.cuda_driver import StandInDriver
 
 CPU = torch.device("cpu")
@@ -116,7 +117,7 @@ def test_what_has_kept_an_address_reads_the_same_after_sleeps_and_swaps(pool: in
 
 def test_memory_follows_the_share_in_whole_pieces(pool: int) -> None:
     placed = Placed(pool)
-    piece_bytes = CHUNKS_AT_ONCE * placed.device.chunk_bytes
+    piece_bytes = WEIGHTS_PIECE_CHUNKS * placed.device.chunk_bytes
     assert placed.held_bytes == -(-ALL_BYTES // piece_bytes) * piece_bytes
     for share in (0.9, 0.5, 0.2, 0.7, 0.0):
         placed.move(share)
@@ -130,9 +131,9 @@ def test_memory_follows_the_share_in_whole_pieces(pool: int) -> None:
 
 def test_it_is_never_there_twice(pool: int) -> None:
     """A device with room for the model, rounded up, and no more will do."""
-    Placed(pool, chunks=-(-ALL_BYTES // 65_536) * CHUNKS_AT_ONCE).check()
+    Placed(pool, chunks=-(-ALL_BYTES // 65_536) * WEIGHTS_PIECE_CHUNKS).check()
     with pytest.raises(OutOfMemory, match="cuMemCreate"):
-        Placed(pool, chunks=-(-ALL_BYTES // 65_536) * CHUNKS_AT_ONCE - 1)
+        Placed(pool, chunks=-(-ALL_BYTES // 65_536) * WEIGHTS_PIECE_CHUNKS - 1)
 
 
 def test_what_somebody_else_uses_stays(pool: int, caplog: pytest.LogCaptureFixture) -> None:
