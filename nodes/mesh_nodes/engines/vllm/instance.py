@@ -265,8 +265,11 @@ class Instance:
             )
         self._order = order
         if not order.swapped:
-            self.weights.to_device()
+            self._move = self._mover.submit(self.weights.to_device)
+        # Beside the copy: memory under 1 GB of blocks takes about 30 ms on an H100.
         self._resize(order.kv_blocks)
+        if not order.swapped:
+            self._move.result()
         self._resident = not order.swapped
 
     def begin_swap(self, share: float, where: Range | None) -> None:
