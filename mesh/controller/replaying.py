@@ -140,20 +140,18 @@ class Replaying:
             await asyncio.sleep(call.after_s)
             invocation = await asyncio.to_thread(_invocation, deployment, call, f"{salt}-{number}")
             await asyncio.sleep(begin_s + call.after_s - now_s())
-            request_id = None
+            story = None
             try:
                 async with self._gateway.call(invocation) as made:
-                    request_id = made.request_id
+                    # At once: on a busy cell the book forgets it before its answer is read.
+                    story = self._book.find(made.request_id)
                     async for _ in made:
                         pass
-            except MeshError as error:  # the book has how it ended, if it was taken
-                if request_id is None:
+            except MeshError as error:  # the story has how it ended, if it was taken
+                if story is None:
                     answers.refused = answers.refused or error.message
-            # At once: on a busy cell the book forgets it before the last answer is there.
-            newest = reversed(self._book.stories)
-            ended = next((story for story in newest if story.request_id == request_id), None)
-            if ended is not None:
-                answers.ends.append(ended.ended())
+            if story is not None and story.ended_s is not None:
+                answers.ends.append(story.ended())
 
         async with asyncio.TaskGroup() as calls:
             for number, call in enumerate(asked):
