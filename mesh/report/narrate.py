@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from mesh.domain.actions import (
     CloseLink,
+    DeliverTokens,
     RefuseRequest,
     ReplyError,
     ReportMissingNodes,
@@ -32,6 +33,7 @@ from mesh.domain.events import (
     UndoRequested,
     UnloadRequested,
 )
+from mesh.domain.front import CellTold
 from mesh.domain.messages import (
     ContinueRequest,
     ImportDone,
@@ -47,6 +49,7 @@ from mesh.domain.messages import (
     ProfileRefined,
     RequestReturned,
     SubmitRequest,
+    TokensReport,
     UnloadInstance,
     UseProfile,
 )
@@ -68,13 +71,24 @@ class Narrator:
         self._owners = Owners(look)
 
     def __call__(self, event: object, actions: Sequence[object]) -> list[CellLine]:
-        owner = self._owners.of_event(event, actions)
-        lines = _owned([*_happened(event), *self._memory.happened(event)], owner)
+        lines: list[CellLine] = []
+        if not _is_of_tokens(event):
+            owner = self._owners.of_event(event, actions)
+            lines = _owned([*_happened(event), *self._memory.happened(event)], owner)
         for action in actions:
+            if isinstance(action, DeliverTokens):
+                continue
             said = [*_decided(action), *self._memory.decided(event, action)]
             if said:
                 lines += _owned(said, self._owners.of_action(event, action))
         return lines
+
+
+def _is_of_tokens(event: object) -> bool:
+    """Whether it comes for each iteration or token, and says nothing by itself."""
+    if isinstance(event, NodeReported):
+        return isinstance(event.report, TokensReport)
+    return isinstance(event, CellTold)
 
 
 def _owned(lines: Iterable[CellLine], owner: Owner) -> list[CellLine]:
