@@ -78,7 +78,9 @@ class Mappings:
         self._rules = rules
         self._made: dict[tuple[type, str], _Codec] = {}
         self._members: dict[type, tuple[str, _Codec]] = {}
-        self._kinds: dict[str, type] = {}
+        self._oneofs: dict[type, str] = {}
+        self._read: dict[tuple[type, str | None], _Codec] = {}
+        """What reads the members of each kind of message, by their names in it."""
 
     def to_wire(self, value: Any, kind: type[M]) -> M:
         """The value as a message of this kind. Raises ValueError or TypeError for a value that the
@@ -110,18 +112,21 @@ class Mappings:
         """The value in the message's oneof, of one of the classes in the union `kinds`. Raises
         InvalidInput for a malformed one, or none that this version knows.
         """
-        descriptor: Descriptor = message.DESCRIPTOR
-        name = message.WhichOneof(descriptor.oneofs[0].name)
-        part: Any = getattr(message, name) if name else message
-        found: Descriptor = part.DESCRIPTOR
-        kind = self._kinds.get(found.full_name)
-        if kind is None:
-            named = {kind.__name__: kind for kind in get_args(kinds)}
-            kind = named.get(found.name)
+        of = type(message)
+        oneof = self._oneofs.get(of)
+        if oneof is None:
+            descriptor: Descriptor = of.DESCRIPTOR
+            oneof = self._oneofs[of] = descriptor.oneofs[0].name
+        name = message.WhichOneof(oneof)
+        codec = self._read.get((of, name))
+        if codec is None:
+            found: Descriptor = (getattr(message, name) if name else message).DESCRIPTOR
+            kind = {kind.__name__: kind for kind in get_args(kinds)}.get(found.name)
             if kind is None:
                 raise nothing_known(message)
-            self._kinds[found.full_name] = kind
-        return self.from_wire(part, kind, words)
+            codec = self._read[of, name] = self.between(kind, found)
+        part = getattr(message, name)
+        return codec.decode(part, part, words)
 
     def between(self, kind: type, descriptor: Descriptor, field: str = "") -> "_Codec":
         """The codec between a class and a message, which the field of another may hold."""
@@ -154,8 +159,10 @@ class _Mapping:
         self._kind = kind
         self._message = GetMessageClass(descriptor)
         self._check = rule.check
-        self._encoders: list[tuple[str, str, Encode | None]] = []
-        """The field, its name in the message, and what encodes it where it is not as it is."""
+        self._encoders: list[tuple[str, str, bool, Encode | None]] = []
+        """The field, its name in the message, whether it has presence there, and what encodes it
+        where it is not as it is.
+        """
         self._readers: list[tuple[str, str, Decode | None]] = []
         """The field, and what reads it from the message: to MISSING for the default."""
         self._flat: list[tuple[str, _Mapping]] = []
@@ -178,7 +185,8 @@ class _Mapping:
             read = _reader(field, found, hint, optional=optional, default=default)
             if read is not None and one.name in rule.tolerant:
                 read = _tolerant(read)
-            self._encoders.append((one.name, name, None if found is _AS_IT_IS else found.encode))
+            encode = None if found is _AS_IT_IS else found.encode
+            self._encoders.append((one.name, name, field.has_presence, encode))
             self._readers.append((one.name, name, read))
         self.codec = _Codec(encode=self._encode, decode=self._decode)
 
@@ -187,9 +195,9 @@ class _Mapping:
 
     def _parts(self, value: Any) -> dict[str, Any]:
         parts: dict[str, Any] = {}
-        for name, in_message, encode in self._encoders:
+        for name, in_message, has_presence, encode in self._encoders:
             part = getattr(value, name)
-            if part is not None:
+            if part or (has_presence and part is not None):
                 parts[in_message] = part if encode is None else encode(part)
         for name, mapping in self._flat:
             parts |= mapping._parts(getattr(value, name))
@@ -316,10 +324,16 @@ def _codec(mappings: Mappings, field: FieldDescriptor, hint: Any, *, tolerant: b
 def _elements(codec: _Codec, *, tolerant: bool) -> _Codec:
     """A tuple of what the codec is for."""
     if codec is _AS_IT_IS:
-        return _Codec(encode=lambda values: values, decode=lambda raw, message, words: tuple(raw))
+        # A slice is made at once, where `tuple` asks for each element by its index.
+        return _Codec(
+            encode=lambda values: values,
+            decode=lambda raw, message, words: tuple(raw[:]) if raw else (),
+        )
     encode, decode = codec.encode, _tolerant(codec.decode) if tolerant else codec.decode
 
     def decoded(raw: Any, message: Message, words: Words) -> tuple[Any, ...]:
+        if not raw:
+            return ()
         found = [decode(one, message, words) for one in raw]
         return tuple([one for one in found if one is not MISSING])
 
