@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ class PostgresServer:
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         for pid in (self._process.pid, *map(int, children.read_text().split())):
-            os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+            with suppress(ProcessLookupError):  # a session's may have ended by now
+                os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
 
     def close(self) -> None:
         self.stop()
