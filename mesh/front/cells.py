@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
+from math import inf
 from typing import Any, cast
 
 import grpc
@@ -122,7 +123,7 @@ class CellLink:
         self._led_since: dict[str, int] = {}
         """In which order those that say that they lead began to: the last one leads."""
         self._began = 0
-        self._answered_s = 0.0
+        self._answered_s = -inf
         """When the one that leads, or did last, has said so."""
         self._last = ""
         """The address that led last."""
@@ -147,6 +148,15 @@ class CellLink:
                 hint="`mesh status --controller ADDRESS` asks one of them",
             )
         return self._channels[self.leader]
+
+    async def _led(self) -> grpc.aio.Channel:
+        """The same for an operator's call, which waits for one that answered just now: a look may
+        have been late, or the next leader is on its way. Raises Unavailable.
+        """
+        until_s = self._answered_s + TAKEOVER_S_MAX
+        while not self.leader and self._clock.now_s() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        return self.channel()
 
     def hurry(self) -> None:
         """Look at once: a call to it has broken."""
@@ -278,7 +288,7 @@ class CellLink:
         """The answer to a call of an operator's, as the front's or for whom `shown` names. Raises
         errors of the tree.
         """
-        call = getattr(ControlStub(self.channel()), method)
+        call = getattr(ControlStub(await self._led()), method)
         metadata = (*credentials().metadata, *shown)
         try:
             return await call(request, timeout=UNARY_S_MAX, metadata=metadata)
@@ -287,7 +297,7 @@ class CellLink:
 
     async def operate(self, method: str, request: Any, *shown: tuple[str, str]) -> Replies:
         """The replies to an operation. Raises as `asked` does."""
-        call = getattr(ControlStub(self.channel()), method)(
+        call = getattr(ControlStub(await self._led()), method)(
             request, metadata=(*credentials().metadata, *shown)
         )
         try:

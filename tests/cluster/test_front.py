@@ -42,9 +42,12 @@ from mesh.front.main import main as run_front
 from mesh.front.options import read_cells
 from mesh.front.server import FrontConfig, serve
 from mesh.runtime.clock import LoopClock
+from mesh.v1 import control_pb2
+from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.wire.channel import bind
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
+from mesh.wire.errors import error_of
 from tests.controller.live import SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 from tests.controller.test_access import A, B, Keys, made_keys, showing
 from tests.e2e.forked import Forked
@@ -356,10 +359,6 @@ async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
 
 def _as_another(address: str, keys: Keys) -> None:
     """A tenant calls for another."""
-    from mesh.v1 import control_pb2
-    from mesh.v1.control_pb2_grpc import ControlStub
-    from mesh.wire.errors import error_of
-
     with grpc.insecure_channel(address) as channel:
         metadata = (("authorization", f"Bearer {keys.b}"), ("mesh-for", "tenant/a//"))
         try:
@@ -457,6 +456,35 @@ async def test_of_two_that_say_that_they_lead_a_cell_the_one_that_began_last_doe
         await until(led_by(x))
         await says_x("NOT_SERVING")
         await until(lambda one: isinstance(one, CellSilent) and one.drains)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await link.close()
+
+
+async def test_an_operators_call_waits_for_a_leader_that_answered_just_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mesh.front.cells.TAKEOVER_S_MAX", WAIT_S_MAX)
+    request = control_pb2.GetStatusRequest()
+
+    async def until_led(link: CellLink, at: str) -> None:
+        async with asyncio.timeout(WAIT_S_MAX):
+            while link.leader != at:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async with controller() as (at, says):
+        link = CellLink(CELLS[0], [at], LoopClock(asyncio.get_running_loop()), lambda _: None)
+        with pytest.raises(Unavailable, match="is away"):
+            await link.asked("GetStatus", request)
+        watch = asyncio.create_task(link.watch())
+        for status, leader in (("SERVING", at), ("NOT_SERVING", "")):
+            await says(status)
+            await until_led(link, leader)
+        asked = asyncio.create_task(link.asked("GetStatus", request))
+        await asyncio.sleep(0)
+        await says("SERVING")
+        with pytest.raises(Unavailable, match="did not answer: Method not found"):
+            await asked
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
         await link.close()
