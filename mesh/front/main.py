@@ -13,18 +13,19 @@ from mesh.controller.main import exit_code, parsed, served, settle
 from mesh.domain.errors import InvalidInput
 from mesh.front.options import OPTIONS, read_cells
 from mesh.front.server import FrontConfig, serve
-from mesh.wire.credentials import credentials, read_credentials, show
+from mesh.wire.credentials import Tls, credentials, read_credentials, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         options = parsed(OPTIONS, arguments, "mesh.front", "Serve clients before several cells.")
         config = FrontConfig(**served(options), cells=read_cells(options.cells))
+        shown = None if config.tls is None else _client_tls(config.tls.folder)
         if options.key_file is None and credentials().key:
-            show(replace(credentials(), tls=config.tls))  # the command line has read the key
+            show(replace(credentials(), tls=shown))  # the command line has read the key
         else:
             key_file = None if options.key_file is None else Path(options.key_file)
-            show(read_credentials(os.environ, key_file, config.tls))
+            show(read_credentials(os.environ, key_file, shown))
         if credentials().key and not config.keys and not options.open:
             raise InvalidInput(
                 "whoever reaches this front would use its key, which is an operator's of the cells",
@@ -33,3 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(serve(config, ready=settle))
 
     return exit_code(run, "front")
+
+
+def _client_tls(folder: Path) -> Tls:
+    """What a front shows its cells, of which it is a client; few start-ups pay for cryptography."""
+    from mesh.wire.certificates import Part, read_tls
+
+    return read_tls(folder, Part.CLIENT)
