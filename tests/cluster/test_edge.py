@@ -1,13 +1,16 @@
-"""The Envoy of `deploy/kubernetes/standby`, before real controllers: TLS, health, retries, time."""
+"""The Envoy of `deploy/kubernetes/standby`, before real servers: TLS, health, retries, time."""
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -63,11 +66,13 @@ def edge_config(
 
 
 class Edge:
-    """Controllers and an Envoy before them. Each controller has a node of its own, unless they have
-    a `state` in common: then one node follows who leads.
+    """Controllers and an Envoy before them, or before so many `fronts` of theirs. Each controller
+    has a node of its own, unless they have a `state` in common: then one node follows who leads.
     """
 
-    def __init__(self, folder: Path, count: int, state: str = "", step_s: float = 0.02) -> None:
+    def __init__(
+        self, folder: Path, count: int, state: str = "", step_s: float = 0.02, fronts: int = 0
+    ) -> None:
         self.folder = folder
         make_folder(folder / "tls", ("localhost", "127.0.0.1", "mesh-controllers"), 1)
         (folder / "edge").mkdir()
@@ -81,6 +86,9 @@ class Edge:
         show(Credentials(key=self._admin, tls=read_tls(folder / "tls", Part.CLIENT)))
         self._stack = ExitStack()
         self.controllers: list[subprocess.Popen[bytes]] = []
+        self._commands: list[tuple[str, ...]] = []
+        self._closed = Event()
+        self._restarts = Thread(target=self._restart)
         ports = [(free_port(), free_port()) for _ in range(count)]
         self.addresses = [f"127.0.0.1:{grpc}" for grpc, _ in ports]
         tls = ("--tls", str(folder / "tls"))
@@ -89,20 +97,33 @@ class Edge:
             own = ("--state", state) if state else ()
             home = ("--home", str(folder / f"c{n}"))
             module = ("-m", "mesh", "controller")
-            self.controllers.append(
-                self._start(sys.executable, *module, *at, *home, *own, *tls, "--keys")
-            )
+            command = (sys.executable, *module, *at, *home, *own, *tls, "--keys")
+            self._commands.append(command)
+            self.controllers.append(self._start(*command))
         joins = [",".join(self.addresses)] if state else self.addresses
         for n, join in enumerate(joins):
             node = ("--join", join, "--name", f"n{n}", "--home", str(folder / f"n{n}"))
             script = ("-m", "tests.support.scripted_node", "--step-s", str(step_s), "--")
             self._start(sys.executable, *script, *node, *tls, "--memory", "1GiB", key=node_key)
+        cell = ("--cells", f"cell={','.join(self.addresses)}", "--grace-s", str(WAIT_S_MAX))
+        ports = [(free_port(), free_port()) for _ in range(fronts)] or ports
+        self.fronts: list[subprocess.Popen[bytes]] = []
+        self.front_addresses = [f"127.0.0.1:{grpc}" for grpc, _ in ports[:fronts]]
+        for n, (grpc, http) in enumerate(ports[:fronts]):
+            shutil.copytree(folder / "c0", folder / f"f{n}")
+            at = ("--listen", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}")
+            home = ("--home", str(folder / f"f{n}"))
+            front = (sys.executable, "-m", "mesh", "front", *cell, *at, *home, *tls, "--keys")
+            self.fronts.append(self._start(*front, key=self._admin))
+        self._serving = 1 if state else len(ports)
+        """So many of those behind Envoy take calls."""
         self.grpc, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         listens = int(self.grpc.rpartition(":")[2]), int(self.http.rpartition(":")[2])
         self._envoy = free_port()
         config = edge_config(folder, ports, listens, self._envoy)
         assert ENVOY is not None
         self._start(ENVOY, "--disable-hot-restart", "-c", str(config), "-l", "warning")
+        self._restarts.start()
 
     def _start(self, *command: str, key: str = "") -> "subprocess.Popen[bytes]":
         log = self._stack.enter_context((self.folder / "log").open("ab"))
@@ -111,6 +132,15 @@ class Edge:
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
         return process
+
+    def _restart(self) -> None:
+        """As systemd does: on a busy machine a leader may lose its lease, and ends. Those that a
+        test has killed stay so.
+        """
+        while not self._closed.wait(0.2):
+            for n, command in enumerate(self._commands):
+                if self.controllers[n].poll() not in (None, -signal.SIGKILL):
+                    self.controllers[n] = self._start(*command)
 
     def until(self, ready: Callable[[], object]) -> None:
         """Wait for it, which is not so while nobody answers."""
@@ -125,28 +155,38 @@ class Edge:
             time.sleep(0.1)
 
     def leads_to(self, count: int) -> bool:
-        """Whether Envoy calls so many controllers, by gRPC and by HTTP, which it checks apart."""
+        """Whether Envoy calls so many, by gRPC and by HTTP, which it checks apart."""
         told = requests.get(f"http://127.0.0.1:{self._envoy}/clusters", timeout=WAIT_S_MAX)
         return told.text.count("::health_flags::healthy") == 2 * count
 
     def deploy(self, *addresses: str) -> None:
-        """At these addresses, once there is a node. Envoy calls one controller for each of them."""
+        """At these addresses, once there is a node, and until Envoy calls all that serve."""
         model = write_tiny_llama(self.folder / "tiny", seed=1)
         for address in addresses:
             with MeshClient(address) as client:
                 self.until(client.nodes)
                 client.deploy(DeploymentSpec(name=NAME, source=f"file://{model}"))
-        self.until(lambda: self.leads_to(len(addresses)))
+        self.until(lambda: self.leads_to(self._serving))
 
     def get(self, path: str) -> str:
+        return self._asked("GET", path).text
+
+    def complete(self, **asked: Any) -> str:
+        """What comes of a completion, as a stream."""
+        body = {"model": NAME, "prompt": "go on", "stream": True, **asked}
+        return self._asked("POST", "/v1/completions", json=body).text
+
+    def _asked(self, method: str, path: str, **body: Any) -> requests.Response:
         shown = {"authorization": f"Bearer {self._admin}"}
         authority = str(self.folder / "tls" / "ca.pem")
-        url = f"https://{self.http}{path}"
-        got = requests.get(url, headers=shown, verify=authority, timeout=WAIT_S_MAX)
+        how = {"headers": shown, "verify": authority, "timeout": WAIT_S_MAX, **body}
+        got = requests.request(method, f"https://{self.http}{path}", **how)
         got.raise_for_status()
-        return got.text
+        return got
 
     def close(self) -> None:
+        self._closed.set()
+        self._restarts.join()
         self._stack.close()
 
 
@@ -205,6 +245,33 @@ def test_answers_go_on_behind_it_when_the_leader_is_killed(
         edge.until(lambda: NAME in edge.get("/v1/models"))
     finally:
         edge.close()
+
+
+def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(tmp_path: Path) -> None:
+    edge = Edge(tmp_path, 1, step_s=0.2, fronts=2)
+    try:
+        edge.deploy(edge.grpc)
+        with MeshClient(edge.grpc) as client, ThreadPoolExecutor(8) as threads:
+            asked = {"max_tokens": 200, "ignore_eos": True}
+            streams = [threads.submit(edge.complete, **asked) for _ in range(8)]
+            edge.until(lambda: all(asked_of(front) for front in edge.front_addresses))
+            edge.fronts[0].terminate()
+            edge.until(lambda: edge.leads_to(1))
+            assert not any(stream.done() for stream in streams), "they outlast Envoy's notice"
+            for _ in range(NEW_CALLS):
+                assert client.get(NAME).spec.name == NAME
+                assert NAME in edge.get("/v1/models")
+            for stream in streams:
+                assert '"finish_reason":"length"' in stream.result()
+                assert stream.result().endswith("data: [DONE]\n\n")
+        assert edge.fronts[0].wait(WAIT_S_MAX) == 0
+    finally:
+        edge.close()
+
+
+def asked_of(address: str) -> int:
+    with MeshClient(address) as client:
+        return len(client.requests())
 
 
 def leader(edge: Edge) -> int:
