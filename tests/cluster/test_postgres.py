@@ -59,6 +59,12 @@ async def asked(url: str, sql: str) -> object:
         await connection.close()
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes take as long as a busy machine needs, so that what refuses them is something else."""
+    monkeypatch.setattr("mesh.controller.postgres.WRITE_S_MAX", LEAD_S_MAX)
+
+
 def test_an_address_that_cannot_be_meant_is_told() -> None:
     for url, what in (
         ("mysql://x/y", "'mysql' is no kind of database"),
@@ -225,6 +231,7 @@ async def test_the_next_one_leads_after_a_leader_steps_down(
         assert leader.deposed.is_set()
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_leader_that_was_frozen_writes_nothing_and_hears_of_it(
     server: PostgresServer, cell: str
 ) -> None:
@@ -637,11 +644,10 @@ def small_disk(owner: int, mebibytes: int) -> Iterator[Path]:
         path.rmdir()
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_full_disk_refuses_the_write_and_keeps_the_rest(
-    server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, cell: str
 ) -> None:
-    # The disk is to refuse it, not the time that a busy machine takes.
-    monkeypatch.setattr("mesh.controller.postgres.WRITE_S_MAX", LEAD_S_MAX)
     with small_disk(65534, 4) as path:
         name = cell.replace("-", "_")
         await asked(server.url(), f"CREATE TABLESPACE {name} LOCATION '{path}'")
