@@ -48,6 +48,10 @@ PIECE_DECODES_MAX = 1.5
 """The same over such a decode."""
 PIECE_OVER_MAX = 2.0
 """A shape that takes longer than a piece may by so much is not timed again."""
+SHORT_RESTS_MAX = 3
+"""A shape that so many rests in a row were too short for is left out, with all that take longer:
+else a survey would never end on a node that is called every ten seconds.
+"""
 
 
 def start(
@@ -148,16 +152,18 @@ def _grant_at_rest(ctx: NodeEventContext, node: LocalNode) -> None:
     rest_s = ctx.now_s - node.disturbed_s
     if not node.linked or any(instance.requests for instance in node.instances.values()):
         return
-    running = node.survey or _begin_at_rest(node, rest_s)
-    if running is None or (running.source is ProfileSource.REST and rest_s < REST_S):
+    running = _begin_at_rest(node, rest_s)
+    if running is None:
         return
     instance, survey = running.instance, running.survey
     times = Times(instance.profile, max(instance.correction.factor(ctx.now_s), running.slower))
     while (shape := survey.next_shape()) is not None:
         expected_s = times.iteration_s(shape)
-        if expected_s > _piece_s(times) or not priming.fits(instance, shape, instance.free_blocks):
+        too_long = expected_s > _piece_s(times) or expected_s >= running.left_out_s
+        if too_long or not priming.fits(instance, shape, instance.free_blocks):
             survey.skip()
         elif running.source is ProfileSource.REST and expected_s > REST_SHARE * rest_s:
+            running.note_short_rest(node.disturbed_s, expected_s, SHORT_RESTS_MAX)
             return
         else:
             _time(ctx, node, running, shape)
@@ -178,7 +184,10 @@ def _begin_at_rest(node: LocalNode, rest_s: float) -> LocalSurvey | None:
         for instance in node.instances.values():
             footprint = instance.footprint
             wants = instance.wants_survey(source) and node.computes(instance)
-            if footprint is not None and wants:
+            if footprint is None or not wants:
+                continue
+            running = node.rest_surveys.get(instance.instance_id)
+            if running is None or running.source is not source:
                 survey = _survey(
                     instance,
                     instance.free_blocks * footprint.block_tokens,
@@ -188,8 +197,8 @@ def _begin_at_rest(node: LocalNode, rest_s: float) -> LocalSurvey | None:
                 running = LocalSurvey(
                     operation_id=None, instance=instance, survey=survey, source=source
                 )
-                node.begin_survey(running)
-                return running
+            node.begin_survey(running)
+            return running
     return None
 
 
@@ -278,11 +287,14 @@ def use(node: LocalNode, command: UseProfile) -> None:
             return
         if running.instance is instance and not instance.wants_survey(running.source):
             node.end_survey()
+            node.forget_rest_survey(instance.instance_id)
 
 
 def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> None:
     node.end_survey()
     instance, survey = running.instance, running.survey
+    if running.operation_id is None:
+        node.forget_rest_survey(instance.instance_id)
     instance.note_surveyed(running.source)
     try:
         prefill, decode = survey.grids()

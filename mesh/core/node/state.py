@@ -82,12 +82,25 @@ class LocalSurvey:
     source: ProfileSource = ProfileSource.SURVEY
     predicted_s: float = 0.0
     """The predicted seconds of all that has been timed so far."""
+    short_rests: int = 0
+    """How many rests in a row were too short for its next shape."""
+    rest_began_s: float = -inf
+    """When the last of them began."""
+    left_out_s: float = inf
+    """Shapes that take so long are left out, since rests are too short for them."""
     asked: bool = False
     """One of its shapes is being timed."""
     told_share: float = 0.0
 
     def ask(self) -> None:
-        self.asked = True
+        self.asked, self.short_rests = True, 0
+
+    def note_short_rest(self, began_s: float, expected_s: float, rests_max: int) -> None:
+        """The rest that began then is too short so far for the next shape, which takes so long."""
+        if began_s != self.rest_began_s:
+            self.rest_began_s, self.short_rests = began_s, self.short_rests + 1
+        if self.short_rests > rests_max:
+            self.left_out_s = min(self.left_out_s, expected_s)
 
     def answered(self) -> None:
         self.asked = False
@@ -117,6 +130,8 @@ class LocalNode:
     imports: dict[OperationId, str] = field(default_factory=dict)
     """Sources being imported."""
     survey: LocalSurvey | None = None
+    rest_surveys: dict[InstanceId, LocalSurvey] = field(default_factory=dict)
+    """Surveys that nobody asked for, each kept until it has come to its end."""
     rule: NodeRule = CELL_RULE
     """As the controller said last."""
     turns: TurnRule = HEADROOM
@@ -294,7 +309,7 @@ class LocalNode:
             self.unlinked_s = now_s
         self.linked = False
         self.imports.clear()
-        self.survey = None
+        self.end_survey()
         for instance in list(self.instances.values()):
             if instance.state is LocalState.WAITING:
                 self.remove(instance)
@@ -305,6 +320,7 @@ class LocalNode:
 
     def remove(self, instance: LocalInstance) -> None:
         del self.instances[instance.instance_id]
+        self.rest_surveys.pop(instance.instance_id, None)
         if instance.cache.in_use:
             # What it leaves is told anew.
             self.left[instance.instance_id] = instance.command.deployment, LocalCache()
@@ -353,10 +369,22 @@ class LocalNode:
         self.disturbed_s = now_s
 
     def begin_survey(self, survey: LocalSurvey) -> None:
+        """Begin it, or go on with it; another one that nobody asked for waits."""
+        if self.survey is not survey:
+            self.end_survey()
         self.survey = survey
+        if survey.operation_id is None:
+            self.rest_surveys[survey.instance.instance_id] = survey
 
     def end_survey(self) -> None:
+        """End it, or leave it for a later rest. What is timed for it just now does not count."""
+        if self.survey is not None:
+            self.survey.answered()
         self.survey = None
+
+    def forget_rest_survey(self, instance_id: InstanceId) -> None:
+        """It has come to its end."""
+        del self.rest_surveys[instance_id]
 
     def begin_import(self, operation_id: OperationId, source: str) -> None:
         self.imports[operation_id] = source

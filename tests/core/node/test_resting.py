@@ -51,14 +51,23 @@ def rest(
             shapes.append(found[0].shape)
             elapsed_s = took_s(found[0].shape, machine)
             node.now_s += elapsed_s
-            actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=elapsed_s))
+            instance_id = found[0].instance_id
+            actions = node.tell(MeasureFinished(instance_id=instance_id, elapsed_s=elapsed_s))
             done += actions
         node.now_s += 1.0
     return shapes, done
 
 
+def refined(actions: list[NodeAction]) -> list[ProfileRefined]:
+    return of_kind(reports(actions), ProfileRefined)
+
+
 def told(actions: list[NodeAction]) -> list[Profile]:
-    return [refined.profile for refined in of_kind(reports(actions), ProfileRefined)]
+    return [each.profile for each in refined(actions)]
+
+
+def timed(actions: list[NodeAction], instance_id: InstanceId) -> list[StartMeasure]:
+    return [each for each in of_kind(actions, StartMeasure) if each.instance_id == instance_id]
 
 
 def test_an_estimate_is_measured_after_the_load_and_whole_in_a_rest() -> None:
@@ -105,6 +114,43 @@ def test_no_piece_takes_long() -> None:
     assert told(done)
     assert shapes
     assert max(took_s(shape, slow) for shape in shapes) <= PIECE_S_MAX * SLOWER
+
+
+SLOW_PROMPTS = profile(
+    scaled_from="another",
+    prefill=replace(PROFILE.prefill, seconds=((0.02, 0.02), (0.12, 0.12))),
+)
+"""A prompt of 256 tokens takes 0.19 s: a rest of 9.6 s is the shortest in which it is timed."""
+
+
+def called_every(node: NodeUnderTest, seconds: float, times: int) -> list[NodeAction]:
+    """All that the node does when i1 is called so often, each time after so long a rest."""
+    done: list[NodeAction] = []
+    for _ in range(times):
+        done += rest(node, seconds, SLOW_PROMPTS)[1]
+        node.submit("a", "i1")
+        done += node.step("i1", token("a", 0, finish=FinishReason.STOP))
+    return done
+
+
+def test_a_survey_ends_though_no_rest_is_long_enough_for_its_longest_shape() -> None:
+    node = resting_node(SLOW_PROMPTS)
+    done = called_every(node, 8.0, 10)
+    assert [each.source for each in told(done)] == [ProfileSource.PRIMING, ProfileSource.REST]
+
+
+def test_a_survey_goes_on_where_it_was_left_for_an_instance_of_which_less_is_known() -> None:
+    node, undisturbed = resting_node(SLOW_PROMPTS), resting_node(SLOW_PROMPTS)
+    before = called_every(node, REST_S + 1.0, 1)
+    node.load("i2", command=replace(load_command("i2"), profile=SLOW_PROMPTS))
+    done = called_every(node, REST_S - 1.0, 1)
+    assert [(each.instance_id, each.profile.source) for each in refined(done)] == [
+        ("i2", ProfileSource.PRIMING)
+    ]
+    after = called_every(node, 8.0, 10)
+    assert [each.instance_id for each in refined(after)] == ["i1", "i2"]
+    alone = called_every(undisturbed, 8.0, 10)
+    assert len(timed(alone, I1)) == len(timed([*before, *done, *after], I1))
 
 
 def test_pieces_leave_the_cached_blocks_alone() -> None:
