@@ -31,6 +31,8 @@ from mesh.domain.profile import Profile
 from mesh.domain.revision import Revision, Revisions, name_in_cell, public_name
 from mesh.domain.text import SamplingDefaults, TextAssets
 from mesh.runtime.controller_actions import Done
+from mesh.v1 import profile_pb2
+from mesh.wire.codec import from_wire, to_wire
 
 FILE_NAME = "registry.sqlite3"
 _SCHEMA_1 = """
@@ -269,15 +271,23 @@ class Tables:
             )
 
     def profiles(self) -> tuple[Profile, ...]:
-        """All of them, by model and fingerprint: they outlive the deployments of their models."""
+        """All of them, by model and fingerprint: they outlive the deployments of their models. One
+        that cannot be read is logged and left out: a node measures it again by itself.
+        """
         with self._explained("read"):
             rows = self._connection.execute(
                 "SELECT model_id, fingerprint, body FROM profiles ORDER BY model_id, fingerprint"
-            )
-            return tuple(
-                self._valid(Profile, body, f"profile of model {model_id} on {fingerprint!r}")
-                for model_id, fingerprint, body in rows
-            )
+            ).fetchall()
+        found = []
+        for model_id, fingerprint, body in rows:
+            what = f"profile of model {model_id} on {fingerprint!r}"
+            try:
+                profile = self._valid(Profile, body, what)
+                # It checks the tables, too.
+                found.append(from_wire(to_wire(profile, profile_pb2.Profile), Profile))
+            except (MeshError, TypeError, ValueError) as error:
+                log.warning("the %s in %s is left out: %s", what, self.where, error)
+        return tuple(found)
 
     def histories(self) -> dict[DeploymentName, OutputHistory]:
         """The histories of the deployments that have ended requests, by name."""

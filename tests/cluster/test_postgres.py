@@ -26,7 +26,6 @@ from mesh.domain.ids import DeploymentName
 from tests.cluster.conftest import LEAD_S_MAX, leading, settled, until, within, written
 from tests.controller.test_registry import TEXT, deployment
 from tests.support.postgres_server import PostgresServer
-from tests.support.profiles import PROFILE
 
 asyncpg = pytest.importorskip("asyncpg")
 from mesh.controller.postgres import _SETTINGS, _SIGN, Place, PostgresRegistry  # noqa: E402
@@ -181,7 +180,6 @@ async def test_a_later_schema_is_refused_and_an_earlier_one_loses_nothing(
         ("ALTER TABLE deployments DROP COLUMN body", "deployments.body"),
         ("ALTER TABLE deployments ADD COLUMN more INT", "no column named more"),
         ("UPDATE deployments SET body = '{'", "holds no valid deployment under 'chat'"),
-        ("UPDATE profiles SET body = '{}'", "holds no valid profile of model"),
     ],
 )
 async def test_tables_that_are_not_as_they_were_made_are_told(
@@ -191,11 +189,10 @@ async def test_tables_that_are_not_as_they_were_made_are_told(
     async with leading(url) as database:
         writes = RegistryWrites(database)
         await written(writes.store, deployment(), TEXT, None)
-        await written(writes.store_profile, PROFILE)
     await asked(url, damage)
     with pytest.raises(StorageError, match=said) as told:
         async with leading(url) as database:
-            database.tables.deployments(), database.tables.profiles()
+            database.tables.deployments()
     assert "restore the cell's schema" in told.value.hint
 
 

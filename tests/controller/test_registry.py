@@ -327,19 +327,9 @@ def test_a_newer_schema_and_a_strange_body_are_told(tmp_path: Path) -> None:
     plain.close()
     with (
         opened(tmp_path) as registry,
-        pytest.raises(StorageError, match="no valid deployment under 'chat'"),
+        pytest.raises(StorageError, match="no valid deployment under 'chat'") as it,
     ):
         registry.deployments()
-    with opened(tmp_path) as registry:
-        registry.apply(profile_stored(PROFILE))
-    with sqlite3.connect(path) as plain:
-        plain.execute("UPDATE profiles SET body = substr(body, 1, 40)")
-    plain.close()
-    with (
-        opened(tmp_path) as registry,
-        pytest.raises(StorageError, match=r"no valid profile of model sha256-.* on 'test/2'") as it,
-    ):
-        registry.profiles()
     assert str(path) in it.value.message
     assert "move it away" in it.value.hint
     with sqlite3.connect(path) as plain:
@@ -347,6 +337,37 @@ def test_a_newer_schema_and_a_strange_body_are_told(tmp_path: Path) -> None:
     plain.close()
     with pytest.raises(StorageError, match=f"has schema {SCHEMA + 1}; this mesh knows up to"):
         SqliteRegistry(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "body = '{}'",
+        "body = substr(body, 1, 40)",
+        "body = replace(body, '\"survey\"', '\"of a later version\"')",
+        "body = json_set(body, '$.prefill.rows', json('[]'))",
+        "body = json_set(body, '$.prefill.rows', json('[256, 1]'))",
+        "body = json_set(body, '$.decode.seconds', json('[[1.0]]'))",
+        "body = json_set(body, '$.decode.seconds[0][0]', -1.0)",
+        "body = replace(body, '0.0', 'NaN')",
+        "body = json_set(body, '$.cores', 1e30)",
+    ],
+)
+def test_a_profile_that_cannot_be_read_is_left_out_and_told(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = replace(PROFILE, fingerprint="other")
+    with opened(tmp_path) as registry:
+        registry.apply((*profile_stored(PROFILE), *profile_stored(other)))
+    path = tmp_path / FILE_NAME
+    with sqlite3.connect(path) as plain:
+        changed = plain.execute(f"UPDATE profiles SET {damage} WHERE fingerprint = 'test/2'")
+        assert changed.rowcount == 1
+    plain.close()
+    with opened(tmp_path) as registry:
+        assert registry.profiles() == (other,)
+    (record,) = caplog.records
+    assert f"on 'test/2' in {path} is left out" in record.message
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
