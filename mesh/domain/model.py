@@ -218,17 +218,22 @@ class ModelInfo:
     @property
     def widths(self) -> Widths | None:
         """The widths of a decoder that generates text; `None` where one is not known, and where the
-        operators are others: a mixture's, those of a graph that was exported.
+        operators are others: a mixture's, those of a graph that was exported, those of matrices
+        that are as their file has them.
         """
         sizes = {one.name: int(getattr(self, one.name)) for one in fields(Widths)}
         built = self.format is ModelFormat.SAFETENSORS and self.mixture is None
+        built &= self.weights is not WeightPrecision.FILE
         text = self.task is None and self.only_task is None
         return Widths(**sizes) if built and text and min(sizes.values()) > 0 else None
 
     @property
     def shape(self) -> str:
-        """Equal for models that take equally much, on one engine: all but the weights' values."""
-        if self.format is ModelFormat.OPENVINO_IR:
+        """Equal for models that take equally much, on one engine: all but the weights' values. An
+        exported graph and matrices that are as their file has them, of 4 bits or of 8, are like no
+        other's.
+        """
+        if self.format is ModelFormat.OPENVINO_IR or self.weights is WeightPrecision.FILE:
             return self.model_id
         heads = f"{self.attention_heads}x{self.kv_heads}x{self.head_size}"
         rows = f"{self.layers}x{self.hidden_size}-{self.vocabulary_tokens}"

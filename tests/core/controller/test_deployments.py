@@ -29,7 +29,7 @@ from mesh.domain.events import (
     StoreFailed,
     UnloadRequested,
 )
-from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.ids import DeploymentName, ModelId, OperationId
 from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -94,6 +94,14 @@ def test_a_precision_that_is_asked_for_makes_another_model_of_the_imported_one()
     assert model.precision is ComputePrecision.BF16
     assert model.model_id != MODEL.model_id == imported_id(model.model_id)
     assert model.shape != MODEL.shape
+
+
+def test_what_is_held_as_its_file_has_it_takes_what_no_other_file_takes() -> None:
+    other = replace(MODEL, model_id=ModelId("sha256-other"))
+    for weights, alike in ((WeightPrecision.I4, True), (WeightPrecision.FILE, False)):
+        held, others = MODEL.held_as(weights), other.held_as(weights)
+        assert (held.shape == others.shape) is alike
+        assert (held.widths is not None) is alike
 
 
 @pytest.mark.parametrize(
