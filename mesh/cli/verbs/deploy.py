@@ -99,11 +99,14 @@ def read_file(path: str) -> bytes:
 def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
     with progress(spec.name) as report:
         done = client.deploy(spec, report)
-    if wait_s:
-        wait_for(client, spec.name, Goal.READY, wait_s)
-        _, separator, amiss = done.partition("; ")
-        done = f"ready{separator}{amiss}"
-    output.message(f"{spec.name}: {done or 'deployed'}")
+    if not wait_s:
+        output.message(f"{spec.name}: {done or 'deployed'}")
+        return
+    _, _, amiss = done.partition("; ")
+    if amiss:
+        output.message(f"{spec.name}: {amiss}")
+    wait_for(client, spec.name, Goal.READY, wait_s)
+    output.message(f"{spec.name}: ready")
 
 
 def _would_deploy(client: MeshClient, spec: DeploymentSpec) -> None:

@@ -158,11 +158,12 @@ def stored(ctx: EventContext, operation_id: OperationId) -> None:
         for revision in rollouts.forget(ctx, rollout) if rollout is not None else [entry]:
             _remove(ctx, revision)
     elif operation.revisions is not None and rollout is not None:
-        message = rollouts.stored(ctx, rollout, operation)
+        done = rollouts.stored(ctx, rollout, operation)
+        message = ctx.deployed(rollout.coming or rollout.current, done)
     elif operation.kind is OperationKind.DEPLOY and operation.pending is not None:
         entry.use(operation.pending)
         entry.advance(DeploymentState.READY)
-        message = "deployed"
+        message = ctx.deployed(entry, "deployed")
         keep_minimum(ctx, entry)
     elif operation.pending is not None:
         rollouts.use(ctx, entry, operation.pending)
@@ -206,9 +207,11 @@ def load(ctx: EventContext, asked: LoadRequested) -> None:
     if entry.replicas():
         ctx.act(ReplyDone(operation_id=asked.operation_id, message="loading"))
         return
-    nodes = len(ctx.cell.nodes)
-    message = f"none of {nodes} nodes has room for an instance of {asked.name!r} now"
-    hint = "`mesh top` shows who holds the memory; `mesh unload` frees it"
+    hint, message = "start a larger node", ctx.why_too_large(entry)
+    if not message:
+        nodes = len(ctx.cell.nodes)
+        message = f"none of {nodes} nodes has room for an instance of {asked.name!r} now"
+        hint = "`mesh top` shows who holds the memory; `mesh unload` frees it"
     reply_error(ctx, asked.operation_id, "Unavailable", message, hint)
 
 

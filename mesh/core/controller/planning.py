@@ -69,15 +69,10 @@ def _hosts(
     if not takers:
         message, hint = ctx.why_no_node(entry.spec)
         raise Unavailable(message, hint=hint)
+    if too_large := ctx.why_too_large(entry):
+        hint = "divide it over more devices (tensor_parallel), or start a larger node"
+        raise InvalidInput(too_large, hint=hint)
     large = [node for node in takers if node.could_hold(entry)]
-    if not large:
-        needed = min(node.footprint_of(deployment).instance_bytes(1) for node in takers)
-        most = max(node.capacity_bytes for node in takers)
-        raise InvalidInput(
-            f"an instance of {entry.name!r} takes {needed / 1e9:.2f} GB; the largest of "
-            f"{len(takers)} nodes has {most / 1e9:.2f} GB",
-            hint="divide it over more devices (tensor_parallel), or start a larger node",
-        )
     there = [i.node for i in entry.instances.values() if i.takes_requests and i.node in large]
     needs = InstanceNeeds(ctx, entry, ())
     others = [node for node in large if node not in there and needs.room(node) is not None]

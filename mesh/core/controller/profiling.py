@@ -118,8 +118,10 @@ def _advance(ctx: EventContext, operation: OperationEntry) -> None:
         fail_operation(ctx, operation, "Unavailable", message, hint)
         return
     if not start_instance(ctx, entry, among=(node,)):
-        message = f"{node.node_id} has no room for an instance of {operation.name!r}"
-        hint = "try again when its instances are idle, or choose another node with --node"
+        hint, message = "start a larger node", ctx.why_too_large(entry)
+        if not message:
+            message = f"{node.node_id} has no room for an instance of {operation.name!r}"
+            hint = "try again when its instances are idle, or choose another node with --node"
         fail_operation(ctx, operation, "Unavailable", message, hint)
 
 

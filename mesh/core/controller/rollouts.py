@@ -52,9 +52,12 @@ def change(ctx: EventContext, rollout: RolloutEntry, asked: DeployRequested) -> 
         message = f"a revision of {rollout.name!r} is being imported"
         reply_error(ctx, operation_id, "AlreadyExists", message, "wait for that to end")
     elif target is not None and public(target.spec) == asked.spec:
-        ctx.act(ReplyDone(operation_id=operation_id, message=f"revision {target.revision} starts"))
+        coming = rollout.coming or rollout.current
+        message = ctx.deployed(coming, f"revision {target.revision} starts")
+        ctx.act(ReplyDone(operation_id=operation_id, message=message))
     elif public(serves.spec) == asked.spec and target is None:
-        ctx.act(ReplyDone(operation_id=operation_id, message="unchanged"))
+        message = ctx.deployed(rollout.current, "unchanged")
+        ctx.act(ReplyDone(operation_id=operation_id, message=message))
     elif needs_no_instance(serves.spec, asked.spec):
         _change_in_place(ctx, rollout, operation_id, serves, asked.spec)
     else:

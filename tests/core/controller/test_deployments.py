@@ -16,6 +16,7 @@ from mesh.domain.actions import (
     SetTimer,
     StoreDeployment,
 )
+from mesh.domain.deployment import Deployment
 from mesh.domain.events import (
     DeleteRequested,
     DeploymentStored,
@@ -48,6 +49,7 @@ from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.text import TextAssets
 from tests.core.cells import (
     FOOTPRINT,
+    MIB,
     MODEL,
     CellUnderTest,
     commands,
@@ -84,6 +86,21 @@ def test_a_deployment_is_acknowledged_only_after_it_is_durable() -> None:
     assert cell.core.deployment(CHAT) is None
     assert only(cell.tell(DeploymentStored(operation_id=OP)), ReplyDone).operation_id == OP
     assert cell.core.deployment(CHAT) is not None
+
+
+@pytest.mark.parametrize("known", [(), (deployment(),)])
+def test_a_model_larger_than_any_node_is_deployed_and_said_to_be_so(
+    known: tuple[Deployment, ...],
+) -> None:
+    cell, link = one_node(*known, node=hello(memory_bytes=64 * MIB))
+    spec = replace(deployment().spec, source="file:///larger")
+    cell.tell(DeployRequested(operation_id=OP, spec=spec))
+    cell.report(link, DONE)
+    done = only(cell.tell(DeploymentStored(operation_id=OP)), ReplyDone).message
+    assert done.endswith(
+        "; an instance of 'chat' takes 101 MiB; the largest of 1 nodes has 64.0 MiB: calls are "
+        "refused until a larger one joins"
+    )
 
 
 def test_a_precision_that_is_asked_for_makes_another_model_of_the_imported_one() -> None:

@@ -142,7 +142,7 @@ def test_where_operators_were_counted_of_another_model_no_profile_is_needed() ->
 def test_a_model_larger_than_any_node_is_refused_with_both_sizes() -> None:
     cell = CellUnderTest(deployment(), profiles=[SLOW])
     cell.join(hello(memory_bytes=64 * MIB))
-    with pytest.raises(InvalidInput, match=r"takes 0\.11 GB; the largest of 1 nodes has 0\.07 GB"):
+    with pytest.raises(InvalidInput, match=r"takes 101 MiB; the largest of 1 nodes has 64\.0 MiB"):
         cell.core.plan(CHAT, CALLS, cell.now_s)
 
 

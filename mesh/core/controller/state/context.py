@@ -18,6 +18,8 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.limits import CellLimits
+from mesh.domain.revision import public_name
+from mesh.domain.units import format_bytes
 from mesh.policy.guarded import Guarded
 from mesh.policy.plans import Release
 
@@ -98,6 +100,26 @@ class EventContext:
             message,
             f"deploy it with tensor_parallel: {widest}, or start a node whose engine can",
         )
+
+    def why_too_large(self, entry: DeploymentEntry) -> str:
+        """Where none of the nodes that take instances of a deployment could hold one, were it
+        empty: what it takes and what they have. Else, or where there is no node, it is empty.
+        """
+        nodes = [node for node in self.cell.nodes.values() if self.takes(node, entry.spec)]
+        if entry.deployment is None or not nodes or any(node.could_hold(entry) for node in nodes):
+            return ""
+        needed = min(node.footprint_of(entry.deployment).instance_bytes(1) for node in nodes)
+        most = max(node.capacity_bytes for node in nodes)
+        return (
+            f"an instance of {public_name(entry.name)!r} takes {format_bytes(needed)}; the largest "
+            f"of {len(nodes)} nodes has {format_bytes(most)}"
+        )
+
+    def deployed(self, entry: DeploymentEntry, done: str) -> str:
+        """What a deploy has done, and what is amiss with it."""
+        too_large = self.why_too_large(entry)
+        amiss = f"; {too_large}: calls are refused until a larger one joins"
+        return done + amiss if too_large else done
 
     def may_start(self, entry: DeploymentEntry) -> bool:
         """Whether the deployment may have one instance more, now."""
