@@ -275,7 +275,7 @@ def refuse_past_deadline(outlook: Outlook) -> None:
         if request.waits_for is None:
             heads.setdefault(request.slo.name, request)
     untried = [name for name, head in heads.items() if stops_queue(head)]
-    causes: dict[tuple[Slo, Verdict | None], Cause] = {}
+    causes: dict[tuple[Slo, Verdict | None], tuple[int, Cause]] = {}
     for request in list(entry.queue):
         best_effort = request.slo.best_effort
         most_s = request.slo.ttft_s if best_effort else ctx.limits.queue_wait_s_max
@@ -351,10 +351,11 @@ def _why(
     ctx: EventContext,
     outlook: Outlook,
     request: RequestEntry,
-    causes: dict[tuple[Slo, Verdict | None], Cause],
+    causes: dict[tuple[Slo, Verdict | None], tuple[int, Cause]],
 ) -> tuple[Cause, str]:
-    """What it is refused for, and in words. `causes`: what those before it were, by their SLO and
-    by what their last try found, which says the same of this one.
+    """What it is refused for, and in words. `causes`: what those before it were, and their tokens,
+    by their SLO and by what their last try found, which says the same of this one; where none was
+    tried, of one that is no shorter.
     """
     entry, waited = outlook.entry, f"{ctx.now_s - request.queued_at_s:.1f} s"
     if not outlook.has_node():
@@ -373,8 +374,11 @@ def _why(
         cause = Cause(reason=late)
     else:
         found = request.slo, request.refusals.last
-        known = causes.get(found) if found[1] is not None or not ctx.looks_left else None
-        cause = causes[found] = known or _cause(ctx, outlook, request)
+        tokens, known = causes.get(found, (0, None))
+        if known is None or (found[1] is None and request.tokens < tokens and ctx.looks_left):
+            tokens, known = request.tokens, _cause(ctx, outlook, request)
+            causes[found] = tokens, known
+        cause = known
     return cause, _words(entry, request, cause, waited)
 
 

@@ -15,6 +15,7 @@ kept by the instance or the request that it is of, and goes with it. Before: `re
 before it validates.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
@@ -33,6 +34,8 @@ that end meanwhile change what is expected of the next.
 """
 DELAYS_HOLD_S = 0.025
 """For so long a request that would delay others stands for those that come after it."""
+DELAYING_KEPT = 4
+"""As many requests as an event tries in vain one after the other."""
 
 
 class StartRefusal(NamedTuple):
@@ -163,8 +166,8 @@ class InstanceRefusals:
     """The last TPOT_EXCEEDED: the version of the node, the class and tokens of the request, and the
     answers that its call wants.
     """
-    _delaying: Delaying | None = None
-    """The last DELAYS_RUNNING."""
+    _delaying: deque[Delaying] = field(default_factory=lambda: deque(maxlen=DELAYING_KEPT))
+    """The last DELAYS_RUNNING: of a burst, some that are due later and some that are shorter."""
     exceeded: bool = False
     """Whether the last validation said TPOT_EXCEEDED. The next one then looks first at what its
     decodes take together, which is quicker and would be in vain elsewhere.
@@ -190,16 +193,16 @@ class InstanceRefusals:
         *exceeded, tokens, least = self._exceeded
         if exceeded == [*of] and request.tokens >= tokens and answers >= least:
             return Verdict.TPOT_EXCEEDED
-        said = self._delaying
-        if said is None or (said.version, said.slo_class) != of:
-            return None
-        since_s, later_s = now_s - said.now_s, request.due_s - said.due_s
-        holds = max(since_s, later_s) < hold_s or (not since_s and not new)
-        if not holds or left < said.left or answers < said.answers:
-            return None
-        if said.as_predicted:
-            request.refusals.note_in_time_as_predicted()
-        return Verdict.DELAYS_RUNNING
+        for said in self._delaying:
+            since_s, later_s = now_s - said.now_s, request.due_s - said.due_s
+            holds = max(since_s, later_s) < hold_s or (not since_s and not new)
+            alike = holds and (said.version, said.slo_class) == of
+            if not alike or left < said.left or answers < said.answers:
+                continue
+            if said.as_predicted:
+                request.refusals.note_in_time_as_predicted()
+            return Verdict.DELAYS_RUNNING
+        return None
 
     def note(
         self,
@@ -219,7 +222,7 @@ class InstanceRefusals:
         if verdict is Verdict.TPOT_EXCEEDED:
             self._exceeded = version, of, request.tokens, answers
         elif verdict is Verdict.DELAYS_RUNNING:
-            self._delaying = Delaying(
+            said = Delaying(
                 version=version,
                 slo_class=of,
                 now_s=now_s,
@@ -228,3 +231,4 @@ class InstanceRefusals:
                 answers=answers,
                 as_predicted=as_predicted,
             )
+            self._delaying.appendleft(said)

@@ -5,6 +5,10 @@ from dataclasses import replace
 import pytest
 
 from mesh.compute.times import Times
+from mesh.core.controller.requests import outlook
+from mesh.core.controller.requests.outlook import Cause, Outlook
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SetTimer, TellAccepted
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.ids import RequestId
@@ -96,6 +100,29 @@ def test_a_request_is_refused_when_one_decode_of_every_instance_exceeds_the_tpot
     assert refused.reason is RefusalReason.TPOT_EXCEEDED
     assert refused.retry_after_s > 10.0, "two answers of 128 tokens have to end first"
     assert "0.25 s" in refused.message
+
+
+def test_of_those_that_are_refused_together_the_shortest_tell_what_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last four were not tried, since others wait before them: what one lacks that is longer
+    than another of them is not looked for.
+    """
+    asked: list[int] = []
+
+    def counted(ctx: EventContext, of: Outlook, request: RequestEntry) -> Cause:
+        asked.append(request.tokens)
+        return cause(ctx, of, request)
+
+    cause = outlook._cause
+    monkeypatch.setattr(outlook, "_cause", counted)
+    cell = abc()
+    cell.ask("r1", "a", 256)
+    for number, prompt in enumerate((*[195] * 4, 210, 205, 220, 207)):
+        assert submitted(cell.ask(f"r{2 + number}", "b", prompt)) == []
+    cell.now_s += 0.5
+    assert len(of_kind(cell.retry(), RefuseRequest)) == 7
+    assert asked == [195, 210, 205]
 
 
 def test_those_behind_one_that_there_was_no_time_for_are_refused_for_the_same_reason() -> None:

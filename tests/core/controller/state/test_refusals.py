@@ -136,6 +136,16 @@ def test_who_stands_for_others_says_whether_they_may_be_in_time() -> None:
     assert second.refusals.in_time_as_predicted
 
 
+def test_of_a_burst_each_that_was_refused_stands_for_those_that_come_after_it() -> None:
+    known = Entries()
+    early, short = known.a_request("early", tokens=9), known.a_request("short", tokens=2)
+    late, refusals = early.as_if_now(early.arrival_s + 0.03), known.instance.refusals
+    for refused in (late, short):
+        refusals.note(3, 5.0, refused, refused.tokens, DELAYS)
+    assert refusals.why(3, 5.01, late, late.tokens) is DELAYS, "the last is due before that"
+    assert refusals.why(3, 5.01, short, short.tokens) is DELAYS, "the one before is longer"
+
+
 def test_an_event_goes_on_once_where_validations_ran_out() -> None:
     known = Entries()
     known.deployment.note_stopped(7)
