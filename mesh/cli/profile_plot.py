@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mesh.cli.profile_tables import origin
+from mesh.domain.model import decodes
 from mesh.domain.profile import Grid
 from mesh.domain.views import ProfileView
 
@@ -27,7 +28,8 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def draw(name: str, views: Sequence[ProfileView], path: Path) -> None:
-    """Two pictures a profile, one profile under the other; the path's suffix names the format.
+    """Two pictures a profile, one of a model without decodes, one profile under the other; the
+    path's suffix names the format.
 
     Raises OSError.
     """
@@ -36,9 +38,11 @@ def draw(name: str, views: Sequence[ProfileView], path: Path) -> None:
     parts = figure.subfigures(len(views), 1, squeeze=False)
     for part, view in zip(parts[:, 0], views, strict=True):
         part.suptitle(title(name, view), fontsize="medium", parse_math=False)
-        prefill, decode = part.subplots(1, 2)
-        _lines(prefill, view.profile.prefill, "prefill", "prompt tokens", "past tokens")
-        _lines(decode, view.profile.decode, "decode", "batch", "mean context tokens")
+        both = decodes(view.profile.model_id)
+        pictures = part.subplots(1, 1 + both, squeeze=False)[0]
+        _lines(pictures[0], view.profile.prefill, "prefill", "prompt tokens", "past tokens")
+        if both:
+            _lines(pictures[1], view.profile.decode, "decode", "batch", "mean context tokens")
     figure.savefig(path, format=path.suffix[1:].lower(), dpi=DOTS_PER_INCH)
 
 

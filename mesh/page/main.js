@@ -49,7 +49,7 @@ class Page extends Component {
     if (session.journal && !isThere(view)) return html`<${Notice}>A journal has no such view. <a href=${address("cell")}>The cell</a><//>`;
     if (view === "deployments" && name) return html`<${Later} name="Deployment" given=${{ live, name }} />`;
     if (view === "deployments") return html`<${Later} name="Deployments" given=${{ state: live.state, asked }} />`;
-    if (view === "requests" && name) return html`<${Later} name="OneRequest" given=${{ key: name, name }} />`;
+    if (view === "requests" && name) return html`<${Later} name="OneRequest" given=${{ key: name, name, state: live.state }} />`;
     if (view === "requests") return html`<${Later} name="Requests" given=${{ asked }} />`;
     if (view === "charts") return html`<${Later} name="Charts" given=${{ samples: live.samples }} />`;
     if (view === "logs") return html`<${Later} name="Logs" given=${{ live, asked }} />`;

@@ -5,7 +5,7 @@ import { Badge, Fault, Notice, Table, Text } from "./parts.js";
 import { post } from "./post.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
-import { clock, count, limit, millis, seconds, span } from "./words.js";
+import { clock, count, limit, seconds, span, tpotLimit } from "./words.js";
 
 const PATH = "api/v1/requests";
 const POLL_MS = 2000;
@@ -174,20 +174,21 @@ function Timeline({ told, only, spanS }) {
     </div>`;
 }
 
-export function OneRequest({ name }) {
+export function OneRequest({ name, state }) {
   const { value: told, error } = usePolled(() => fetched(`${PATH}/${encodeURIComponent(name)}`), name);
   if (!told) return html`<h1><${Text}>${name}<//></h1>${error ? html`<${Fault} error=${error} />` : html`<${Notice}>Loading …<//>`}
     <p><a href=${address("requests")}>All requests</a></p>`;
+  const task = state.deployments[told.deployment]?.spec.task;
   const late = told.tokens_after_s.filter((s, n) => s > told.due_after_s[n]).length;
   return html`<h1>${told.request_id} <${Badge} state=${told.phase} /></h1>
-    <p>To <a href=${address("deployments", told.deployment)}><${Text}>${told.deployment}<//></a>: ${count(told.prompt_tokens)} prompt tokens, ${count(told.output_tokens)} of up to ${count(told.output_tokens_max)} output tokens, ${seconds(told.age_s)}. TTFT limit ${seconds(told.slo.ttft_s)}${told.grace_s ? ` and ${seconds(told.grace_s)} of grace` : ""}, TPOT limit ${millis(told.slo.tpot_s)}; ${told.late_tokens} late tokens.</p>
+    <p>To <a href=${address("deployments", told.deployment)}><${Text}>${told.deployment}<//></a>: ${count(told.prompt_tokens)} prompt tokens${!task && `, ${count(told.output_tokens)} of up to ${count(told.output_tokens_max)} output tokens`}, ${seconds(told.age_s)}. TTFT limit ${seconds(told.slo.ttft_s)}${told.grace_s ? ` and ${seconds(told.grace_s)} of grace` : ""}, TPOT limit ${tpotLimit({ task, slo: told.slo })}; ${told.late_tokens} late tokens.</p>
     <h2>What was decided</h2>
     <ol class="lines">${told.steps.map((step) => html`<li><time>${seconds(step.after_s)}</time> <${Text}>${step.text}<//></li>`)}</ol>
     ${told.steps_left_out > 0 && html`<p class="dim">${told.steps_left_out} more are left out.</p>`}
-    <h2>Tokens against their deadlines</h2>
+    ${!task && html`<h2>Tokens against their deadlines</h2>
     ${told.tokens_after_s.length ? html`<div class="scroll" role="region" aria-label="Tokens" tabindex="0"><${Tokens} told=${told} /></div>
       <p class="dim">${told.tokens_after_s.length} tokens, ${late} of them late. The line is when each was due, the dots are when they came.</p>`
-      : html`<p class="dim">It has no token yet.</p>`}
+      : html`<p class="dim">It has no token yet.</p>`}`}
     <p><a href=${address("requests")}>All requests</a></p>`;
 }
 

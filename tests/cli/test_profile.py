@@ -314,6 +314,12 @@ def test_a_picture_has_lines_and_units(client: Client, tmp_path: Path) -> None:
     assert drawn.startswith("<?xml")
     for text in ("prompt tokens", "past tokens", "mean context tokens", "time (ms)", "512"):
         assert f"<!-- {text} -->" in drawn
+    embeds = replace(MEASURED.profile, model_id=MODEL.serving(Task.EMBED).model_id)
+    client.known = [replace(MEASURED, profile=embeds)]
+    assert mesh("profile", "embed", "--plot", str(path)).code == 0
+    drawn = path.read_text(encoding="utf-8")
+    assert "<!-- past tokens -->" in drawn
+    assert "mean context tokens" not in drawn, "it has no decodes"
 
 
 def test_plot_without_matplotlib_says_what_to_install_before_it_measures(

@@ -38,6 +38,7 @@ from mesh.domain.events import NodeDisconnected
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
+from mesh.domain.model import Task
 from mesh.domain.recent import CellGauges
 from mesh.domain.slo import Slo
 from mesh.domain.views import CellLine
@@ -344,6 +345,22 @@ def test_a_request_is_seen_told_whole_and_cancelled(page: Any, cell: Cell, pictu
         page.get_by_role("link", name="Chrome trace").click()
     trace = json.loads(Path(kept.value.path()).read_text())
     assert {"wait", "decode"} <= {event["name"] for event in trace["traceEvents"]}
+
+
+def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot(page: Any, cell: Cell) -> None:
+    with MeshClient(cell.address) as client:
+        client.deploy(replace(spec_of(cell, "vectors"), task=Task.EMBED))
+        try:
+            asked = {"model": "vectors", "input": "hello"}
+            requests.post(f"{cell.url}v1/embeddings", json=asked, timeout=60).raise_for_status()
+            told = requests.get(f"{cell.url}api/v1/requests", timeout=10).json()
+            (request,) = (one for one in told["ended"] if one["deployment"] == "vectors")
+            show(page, f"#/requests/{request['request_id']}")
+            page.get_by_text("TPOT limit –").wait_for()
+            assert "okens against" not in page.locator("main").inner_text()
+            assert "output tokens" not in page.locator("main").inner_text()
+        finally:
+            client.delete(DeploymentName("vectors"))
 
 
 def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: Cell) -> None:
