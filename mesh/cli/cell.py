@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from mesh.cli import children, output
-from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
+from mesh.cli.cell_plan import CellPlan, NodePlan, free_address, reached
 from mesh.cli.children import Child
 from mesh.cli.kept_child import KeptChild
 from mesh.cli.progress import Report, progress
@@ -24,7 +24,6 @@ from mesh.domain.lifecycle import NodeState
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.views import NodeSnapshot
 from mesh.runtime.options import as_arguments
-from mesh.wire.channel import format_address, parse_address
 from mesh.wire.client import MeshClient
 from mesh_nodes import hardware
 from mesh_nodes.options import OPTIONS
@@ -42,8 +41,6 @@ ANSWER_S_MAX = 2.0
 """For a controller that is asked for its nodes; meanwhile nobody looks whether Ctrl-C was pressed.
 It is asked again at the next look.
 """
-_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""A controller that listens on every address is reached from here on the loopback."""
 
 
 class LocalCell:
@@ -65,12 +62,12 @@ class LocalCell:
     @property
     def address(self) -> str:
         """Where clients on this machine reach the controller."""
-        return _reached(self._listen)
+        return reached(self._listen)
 
     @property
     def http_address(self) -> str | None:
         """Where clients of OpenAI's protocol on this machine reach it, if they can."""
-        return None if self._http is None else _reached(self._http)
+        return None if self._http is None else reached(self._http)
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -258,11 +255,6 @@ class LocalCell:
         return Unavailable(
             f"{who} after {after_s:.0f} s", hint=f"see the logs in {self._plan.home / 'logs'}"
         )
-
-
-def _reached(listen: str) -> str:
-    host, port = parse_address(listen)
-    return format_address(_REACHED_AT.get(host, host), port)
 
 
 @contextmanager

@@ -15,6 +15,10 @@ from mesh.runtime.options import AUTO
 from mesh.wire.channel import format_address, parse_address
 
 NODES_MAX = 64
+REACHED_S_MAX = 2.0
+"""Within this machine a connection takes microseconds."""
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""What listens on every address is reached from here on the loopback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +146,8 @@ def free_address(listen: str, option: str = "--listen") -> str:
     """The address with a port that nothing listens on: port 0 picks one. `option` is that by which
     it was given.
 
-    Raises Unavailable when it is taken or cannot be this machine's.
+    Raises Unavailable when it is taken, cannot be this machine's, or is not reached from it, as
+    where its loopback interface is down.
     """
     host, port = parse_address(listen)
     hint = f"stop what listens there, or choose another address with {option}"
@@ -153,4 +158,22 @@ def free_address(listen: str, option: str = "--listen") -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)
-            return format_address(host, probe.getsockname()[1])
+            probe.listen(1)
+            free = format_address(host, probe.getsockname()[1])
+            _check_reached(free)
+            return free
+
+
+def reached(listen: str) -> str:
+    """Where this machine reaches what listens there."""
+    host, port = parse_address(listen)
+    return format_address(_REACHED_AT.get(host, host), port)
+
+
+def _check_reached(listen: str) -> None:
+    hint = "bring the loopback interface up: `ip link set lo up`"
+    with (
+        system_errors(Unavailable, f"this machine does not reach {listen} itself", hint),
+        socket.create_connection(parse_address(reached(listen)), timeout=REACHED_S_MAX),
+    ):
+        pass

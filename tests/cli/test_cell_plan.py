@@ -1,5 +1,6 @@
 """The plan of a cell on this machine: its nodes' names, its address, each node's share."""
 
+import errno
 import socket
 from pathlib import Path
 
@@ -59,6 +60,21 @@ def test_a_port_that_is_listened_on_is_refused_and_one_in_time_wait_is_not() -> 
         with socket.create_connection(server.getsockname()):
             server.accept()[0].close()
     assert free_address(address) == address
+
+
+def test_an_address_that_this_machine_does_not_reach_itself_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where its loopback interface is down, which `unshare -rn mesh demo` shows."""
+
+    def unreachable(address: tuple[str, int], timeout: float) -> socket.socket:
+        raise OSError(errno.ENETUNREACH, f"{address[0]} is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    said = "this machine does not reach 127.0.0.1:[0-9]+ itself: 127.0.0.1 is unreachable"
+    with pytest.raises(Unavailable, match=said) as caught:
+        free_address("127.0.0.1:0")
+    assert "ip link set lo up" in caught.value.hint
 
 
 @pytest.fixture
