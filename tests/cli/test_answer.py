@@ -183,6 +183,11 @@ def test_a_demo_of_which_some_are_refused_or_late_is_no_failure(
 ) -> None:
     _tell_failures([failed_talk(None), failed_talk(REFUSED)])
     assert "this machine is busy: 1 of 2 prompts were refused" in capsys.readouterr().err
+    full = Refused("full", reason=RefusalReason.MEMORY_FULL)
+    _tell_failures([failed_talk(None), failed_talk(full)])
+    said = capsys.readouterr().err
+    assert "this machine has little memory: 1 of 2 prompts were refused" in said
+    assert "busy" not in said
     in_time, late = (talk(1, answered(finished(ttft_s=ttft_s), LATE)) for ttft_s in (3.0, 4.0))
     _tell_failures([late, in_time])
     assert "1 of 2 answers came later than was foreseen" in capsys.readouterr().err

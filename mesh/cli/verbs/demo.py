@@ -34,6 +34,7 @@ from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import MeshError, Refused, StorageError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, ChatPrompt, Finished, Invocation
+from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
 from mesh.domain.text import ChatMessage
 from mesh.wire.client import MeshClient
@@ -216,10 +217,16 @@ def _tell_failures(talks: list[Talk]) -> None:
             f"{len(failures)} of {len(talks)} answers did not complete",
             hint="their reasons stand with them above, and the logs say more",
         )
-    if refused:
+    full = [failure for failure in refused if failure.reason is RefusalReason.MEMORY_FULL]
+    if full:
         output.message(
-            f"this machine is busy: {len(refused)} of {len(talks)} prompts were refused at once, "
-            "because they could not have been answered in time"
+            f"this machine has little memory: {len(full)} of {len(talks)} prompts were refused, "
+            "because their deployment found no room beside the other one"
+        )
+    if len(full) < len(refused):
+        output.message(
+            f"this machine is busy: {len(refused) - len(full)} of {len(talks)} prompts were "
+            "refused at once, because they could not have been answered in time"
         )
     late = sum(talk.ends is not None and not talk.answer.slo_met(with_grace=True) for talk in talks)
     if late:
@@ -238,7 +245,10 @@ def _play(
 ) -> None:
     for spec in specs:
         with progress(spec.name) as report:
-            _await([threads.submit(client.deploy, spec, report)], watch)[0].result()
+            done = _await([threads.submit(client.deploy, spec, report)], watch)[0].result()
+        _, _, amiss = done.partition("; ")
+        if amiss:
+            raise MeshError(amiss, hint="give it more memory, or another model with --source")
         _await([threads.submit(wait_for, client, spec.name, Goal.READY, READY_S_MAX)], watch)[
             0
         ].result()
