@@ -188,8 +188,10 @@ class Answers:
         self._bytes += len(line)
         with self._paths[0 if completed else 1].open("ab", buffering=0) as file:
             written = file.write(line)
-        if written != len(line):
-            raise StorageError(f"{written} bytes of {len(line)} could be written: the disk is full")
+            if written != len(line):
+                file.truncate(file.tell() - written)
+                said = f"{written} bytes of {len(line)} could be written: the disk is full"
+                raise StorageError(said)
         self.ids.add(custom_id)
         self.completed += completed
         self.failed += not completed

@@ -71,6 +71,8 @@ TRIES_MAX = 3
 """Calls for a line that a load or an engine failed."""
 PAUSE_S_LEAST, PAUSE_S_MOST = 0.25, 30.0
 """Before a call that was refused is made again, unless the refusal says more."""
+END_AGAIN_S = 60.0
+"""Before a batch is ended again that could not be, as on a full disk."""
 FORGET_S = 3600.0
 WINDOW_S = 24 * 3600
 _NOT_MADE = {
@@ -231,12 +233,23 @@ class Batches:
             end = BatchState.CANCELLED
         self._ending.add(batch.id)
         try:
-            await self._end(batch, owner, end, why)
-        except (MeshError, OSError):
-            logger.exception("%s does not end: the next controller tries again", batch.id)
+            while not await self._end_now(batch, owner, end, why):
+                await asyncio.sleep(END_AGAIN_S)
+                batch = self._now(batch)
         finally:
             self._ending.discard(batch.id)
             self._answers.pop(batch.id, None)
+
+    async def _end_now(
+        self, batch: KeptBatch, owner: Caller, end: BatchState, why: list[BatchError]
+    ) -> bool:
+        """Whether the disk takes what its end writes."""
+        try:
+            await self._end(batch, owner, end, why)
+            return True
+        except (MeshError, OSError):
+            logger.exception("%s does not end: it is tried again", batch.id)
+            return False
 
     def _now(self, batch: KeptBatch) -> KeptBatch:
         """The batch as it is kept."""

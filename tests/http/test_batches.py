@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from mesh.domain.errors import StorageError
 from mesh.domain.messages import AbortRequest, SubmitRequest
 from mesh.http import batch_lines, batches, files, kept_files
 from mesh.http.batch_lines import Answer, Answers, Checked, checked, lines_of
-from mesh.http.kept_files import KeptFile
+from mesh.http.kept_files import KeptBatch, KeptFile
 from mesh.wire.access import act_as, caller
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
@@ -432,6 +433,39 @@ async def test_the_file_of_a_batch_that_is_gone_ends_it(tmp_path: Path) -> None:
         assert error["message"] == f"the content of {asked['input_file_id']} is there no more"
         await http.post(f"/v1/batches/{running['id']}/cancel", {})
         assert (await ended(http, running["id"]))["status"] == "cancelled"
+
+
+def test_what_a_full_disk_takes_of_an_answer_is_not_left_in_its_file(tmp_path: Path) -> None:
+    """A bound on the sizes of this process's files stands for the disk."""
+    paths = tmp_path / "answers", tmp_path / "errors"
+    answers, answer = Answers(*paths), Answer(status=200, body=b"x" * 200)
+    answers.add("c0", answer)
+    whole, before = paths[0].read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"100 bytes of .* the disk is full"):
+            answers.add("c1", answer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (paths[0].read_bytes(), answers.ids) == (whole, {"c0"})
+
+
+async def test_a_batch_ends_once_the_disk_takes_its_end(
+    http: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, outcomes = kept_files.KeptFiles.add, [StorageError("full"), OSError("full")]
+
+    def kept(store: kept_files.KeptFiles, one: KeptFile | KeptBatch, owner: Caller) -> None:
+        if isinstance(one, KeptFile) and one.purpose == "batch_output" and outcomes:
+            raise outcomes.pop()
+        add(store, one, owner)
+
+    monkeypatch.setattr(kept_files.KeptFiles, "add", kept)
+    monkeypatch.setattr(batches, "END_AGAIN_S", 0.0)
+    await http.cell.deployed()
+    batch = await ended(http, (await begun(http, written([line("c0")])))["id"])
+    assert (batch["status"], outcomes) == ("completed", [])
+    assert list(await lines(http, batch["output_file_id"])) == ["c0"]
 
 
 async def test_old_files_are_forgotten_though_the_disk_has_failed(
