@@ -17,7 +17,11 @@ CALLS = ("--rate", "0.01", "--lengths", "16,32:8")
 
 @pytest.fixture(scope="module")
 def measured(cell: RunningCell) -> Iterator[str]:
-    lines = ("context_tokens_max: 256", "slo: {ttft_s: 30, tpot_s: 5}", "scaling: {plan: {}}")
+    """Held as no other test's models are, whose profiles would hold for it."""
+    lines = (
+        *("context_tokens_max: 256", "weights: i8"),
+        *("slo: {ttft_s: 30, tpot_s: 5}", "scaling: {plan: {}}"),
+    )
     assert cell.mesh("deploy", "-", stdin=cell.manifest("planned", *lines)).code == 0
     yield "planned"
     cell.mesh("delete", "planned")
