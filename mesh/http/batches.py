@@ -115,7 +115,10 @@ class Batches:
         self._own_checking: defaultdict[TenantName, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Each tenant waits with one file for its turn to be checked."""
         self._places = asyncio.Semaphore(RUNNING_MAX)
-        self._own_places: dict[TenantName, asyncio.Semaphore] = {}
+        self._own_places: defaultdict[TenantName, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(RUNNING_MAX // 2)
+        )
+        self._own_places[NOBODY] = asyncio.Semaphore(RUNNING_MAX)
         self._ending = set[str]()
         self._forgetting: asyncio.Task[None] | None = None
 
@@ -297,12 +300,10 @@ class Batches:
 
     async def _answered(self, batch: KeptBatch, owner: Caller) -> None:
         """Make the calls of all lines that have no answer. Raises what ends the batch."""
-        answers, tenant = await self._opened(batch), owner.tenant
-        most = RUNNING_MAX if tenant == NOBODY else RUNNING_MAX // 2
-        own_places = self._own_places.setdefault(tenant, asyncio.Semaphore(most))
+        answers = await self._opened(batch)
         flying = asyncio.Semaphore(LINES_AT_ONCE_MAX)
         waiting = asyncio.Semaphore(LINES_WAITING_MAX)
-        async with own_places, self._places:
+        async with self._own_places[owner.tenant], self._places:
             logger.info("%s goes on after %d lines", batch.id, len(answers.ids))
             async with asyncio.TaskGroup() as group:
                 for number, raw in lines_of(self.store.content(batch.input_file_id)):
