@@ -201,6 +201,7 @@ class PostgresRegistry:
         """
         try:
             async with asyncio.timeout(OPEN_S_MAX):
+                await self._check_apart()
                 await self._prepare()
             with self._copy.transaction():
                 self._copy.migrate()
@@ -320,6 +321,23 @@ class PostgresRegistry:
                 connection.terminate()
         self._keeping = self._writing = None
         self._copy.close()
+
+    async def _check_apart(self) -> None:
+        """Raises StorageError where two connections are given one session, in which a lock of one
+        would be the other's.
+        """
+        asked = "SELECT pg_backend_pid()"
+        async with self._asked("open") as one, self._asked("open") as other:
+            try:
+                shared = await one.fetchval(asked) == await other.fetchval(asked)
+            except asyncpg.DuplicatePreparedStatementError:
+                shared = True
+        if shared:
+            raise StorageError(
+                f"two connections to {self.place} share a session: something before the database "
+                "keeps none",
+                hint=_POOLER_HINT,
+            )
 
     async def _prepare(self) -> None:
         """The cell's schema and the tables that SQLite needs not, where they are missing."""

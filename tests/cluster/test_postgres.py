@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -143,6 +144,19 @@ async def test_a_database_that_is_no_place_for_a_cell_is_told(
         await PostgresRegistry(url, holder="a").open()
     assert "PgBouncer" in told.value.hint
     monkeypatch.undo()
+
+    # As behind one that gives its sessions, of the right schema, to whoever asks next.
+    session = await connect(Place(url).dsn)
+
+    async def given(*_: object, **__: object) -> Mock:
+        return Mock(wraps=session, terminate=lambda: None)
+
+    monkeypatch.setattr(asyncpg, "connect", given)
+    with pytest.raises(StorageError, match="share a session") as told:
+        await PostgresRegistry(url, holder="a").open()
+    assert "PgBouncer" in told.value.hint
+    monkeypatch.undo()
+    await session.close()
     assert await asked(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
     async with leading(url):
         pass
