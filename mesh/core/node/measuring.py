@@ -274,7 +274,8 @@ def stop(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> Non
     if survey is not None and survey.instance is instance:
         node.end_survey()
         if survey.operation_id is not None:
-            _fail(ctx, survey.operation_id, f"{instance.instance_id} was unloaded")
+            hint = "measure again: what serves then is measured"
+            _fail(ctx, survey.operation_id, f"{instance.instance_id} was unloaded", hint)
 
 
 def use(node: LocalNode, command: UseProfile) -> None:
@@ -323,12 +324,17 @@ def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> Non
         ctx.report(ProfileDone(operation_id=running.operation_id, profile=profile))
 
 
-def _fail(ctx: NodeEventContext, operation_id: OperationId, message: str) -> None:
+def _fail(
+    ctx: NodeEventContext,
+    operation_id: OperationId,
+    message: str,
+    hint: str = "try again when the node has less to do",
+) -> None:
     ctx.report(
         ProfileFailed(
             operation_id=operation_id,
             error="Unavailable",
             message=message,
-            hint="try again when the node has less to do",
+            hint=hint,
         )
     )

@@ -206,6 +206,7 @@ def test_an_instance_that_is_unloaded_fails_its_profile() -> None:
     node, _ = measuring_node()
     (failed,) = failures(node.command(UnloadInstance(instance_id=I1)))
     assert (failed.operation_id, failed.message) == (OP, "i1 was unloaded")
+    assert failed.hint == "measure again: what serves then is measured"
     assert failures(finish(node)) == []
     assert failures(node.tell(InstanceGone(instance_id=I1))) == []
 
