@@ -17,7 +17,9 @@ CALLS = ("--rate", "0.01", "--lengths", "16,32:8")
 
 @pytest.fixture(scope="module")
 def measured(cell: RunningCell) -> Iterator[str]:
-    """Held as no other test's models are, whose profiles would hold for it."""
+    """A deployment whose weights are held as no other test holds them, whose profile would hold for
+    it.
+    """
     lines = (
         *("context_tokens_max: 256", "weights: i8"),
         *("slo: {ttft_s: 30, tpot_s: 5}", "scaling: {plan: {}}"),
