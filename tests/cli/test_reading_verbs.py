@@ -56,8 +56,8 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
     (instance,) = [i for i in found["instances"] if i["deployment"] == "chat"]
     assert instance["correction_planned"] > 0
     assert sorted(instance["stalls"]) == ["ago_s", "count", "longest_s"]
-    (footprint,) = found["footprints"].values()
-    assert footprint["weights_bytes"] == instance["weights_bytes"]
+    sizes_bytes = [each["weights_bytes"] for each in found["footprints"].values()]
+    assert instance["weights_bytes"] in sizes_bytes  # other tests' models are told, too
     (times,) = found["load_times"]
     assert times["tier"] == "disk"
     assert times["loads"] >= 1

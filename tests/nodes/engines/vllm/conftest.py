@@ -25,6 +25,7 @@ collect_ignore = (
         "test_sleeping.py",
         "test_parts.py",
         "test_weights.py",
+        "test_weights_memory.py",
         "test_turns.py",
         "test_watch.py",
         "test_loader.py",
