@@ -137,6 +137,11 @@ class CellLink:
     def _led_by_none(self) -> str:
         return f"none of {', '.join(self._channels)} leads it"
 
+    @property
+    def away(self) -> bool:
+        """Nobody leads it, and that is no late look, nor a takeover."""
+        return not self.leader and self._clock.now_s() - self._answered_s > TAKEOVER_S_MAX
+
     def channel(self) -> grpc.aio.Channel:
         """To the controller that leads. Raises Unavailable."""
         if not self.leader and self._refused is not None:
@@ -150,11 +155,10 @@ class CellLink:
         return self._channels[self.leader]
 
     async def _led(self) -> grpc.aio.Channel:
-        """The same for an operator's call, which waits for one that answered just now: a look may
-        have been late, or the next leader is on its way. Raises Unavailable.
+        """The same for an operator's call, which waits for one until the cell is away. Raises
+        Unavailable.
         """
-        until_s = self._answered_s + TAKEOVER_S_MAX
-        while not self.leader and self._clock.now_s() < until_s:  # noqa: ASYNC110
+        while not (self.leader or self.away):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         return self.channel()
 
@@ -356,7 +360,7 @@ class FrontCells:
         self.links = {name: CellLink(name, at, clock, post) for name, at in cells.items()}
         self._core = core
         self._clock = clock
-        self._snapshot: tuple[tuple[int, ...], CellSnapshot] = (), _merged({})
+        self._snapshot: tuple[object, CellSnapshot] = None, _merged({})
 
     async def watch(self) -> None:
         """Look at all cells, until cancelled."""
@@ -429,7 +433,7 @@ class FrontCells:
 
     def snapshot(self, now_s: float) -> CellSnapshot:
         """All cells in one."""
-        version = tuple(link.version for link in self.links.values())
+        version = [(link.version, link.away) for link in self.links.values()]
         if self._snapshot[0] != version:
             self._snapshot = version, _merged(self.links)
         return self._snapshot[1]
@@ -489,7 +493,7 @@ def _merged(links: Mapping[CellName, CellLink]) -> CellSnapshot:
     names = sorted({name for link in links.values() for name in link.deployments})
     deployments = [_whole(name, links) for name in names]
     nodes = [
-        _node(link.name, node) if link.leader else _lost(link.name, node)
+        _lost(link.name, node) if link.away else _node(link.name, node)
         for link in links.values()
         for node in link.nodes
     ]
@@ -509,7 +513,7 @@ def _whole(name: DeploymentName, links: Mapping[CellName, CellLink]) -> Deployme
     having = _parts(name, links) or {
         link.name: link.deployments[name] for link in links.values() if name in link.deployments
     }
-    here = [links[cell] for cell in having if links[cell].leader]
+    here = [links[cell] for cell in having if not links[cell].away]
     parts = [having[link.name] for link in here]
     if not here:
         gone = f"served by cells that are away: {', '.join(having)}"
@@ -558,7 +562,7 @@ def _differs(
     """Which of its cells have it otherwise than `spec` says, or not at all."""
     said = []
     for cell, one in having.items():
-        away = "" if links[cell].leader else ", which is away"
+        away = ", which is away" if links[cell].away else ""
         if one.spec.tenant != spec.tenant:
             said.append(f"the name is another tenant's in {cell}{away}")
         elif one.spec != spec:
@@ -566,7 +570,7 @@ def _differs(
     lacking = spec.cells - len(having)
     if lacking > 0:
         free = [cell for cell in ranked(spec.name, links) if cell not in having][:lacking]
-        said += [f"missing in {c}{'' if links[c].leader else ', which is away'}" for c in free]
+        said += [f"missing in {c}{', which is away' if links[c].away else ''}" for c in free]
     return "; ".join(said)
 
 

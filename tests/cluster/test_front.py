@@ -480,6 +480,7 @@ async def test_an_operators_call_waits_for_a_leader_that_answered_just_now(
         for status, leader in (("SERVING", at), ("NOT_SERVING", "")):
             await says(status)
             await until_led(link, leader)
+        assert not link.away
         asked = asyncio.create_task(link.asked("GetStatus", request))
         await asyncio.sleep(0)
         await says("SERVING")
@@ -666,7 +667,6 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
                 again, _, body = said.partition(" ")
                 assert again, "it says when to come again"
                 assert json.loads(body)["error"]["code"] in ("cell_away", "unavailable")
-        # Another cell is away for a moment where its controller was slow to say that it leads.
         until_s = time.monotonic() + WAIT_S_MAX
         while (away := _lost(client)) != [f"{lost}/{lost}-1"]:
             assert time.monotonic() < until_s, away
