@@ -1,6 +1,7 @@
 """Virtual cells behind a front: whole cells are killed under load, and start again."""
 
 import io
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,17 +12,25 @@ from mesh import __version__
 from mesh.core.front import FrontCore, ranked
 from mesh.domain.ids import CellName
 from mesh.domain.outcome import Outcome
-from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
 from mesh.runtime.journal import FrontStart, Journal, read_journal, replay
-from mesh.sim.cluster import Arrival, CellPlan
+from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.front import VirtualFront
-from mesh.sim.scenario import plan
+from mesh.sim.groups import DeploymentGroup, NodeGroup
+from mesh.sim.scenario import Scenario, plan
+from mesh.sim.workload import Serverless, arrivals_of, generated
 from tests.sim.scenarios import scenario
+from tests.support.depth import DEEP
+
+log = logging.getLogger(__name__)
 
 CELLS = [CellName("a"), CellName("b"), CellName("c")]
 LOST = CELLS[0]
 REQUESTS = 240
 EVERY_S = 0.1
+MANY_CELLS, NODES = 100, 10
+EACH_CELLS = 20
+"""Deployments for each cell; two cells serve each."""
 
 
 @pytest.fixture
@@ -84,6 +93,37 @@ def test_a_cell_whose_next_leader_comes_soon_loses_nothing_with_one_home(made: C
         front.clock.call_at(at_s + 1.0, partial(front.start, cell))
     outcomes = front.run(load(made))
     assert set(ends(outcomes)) <= {FinishReason.LENGTH, FinishReason.STOP}
+
+
+@pytest.mark.skipif(not DEEP, reason="it takes ten minutes: MESH_DEEP=1")
+def test_many_cells_meet_the_slo_as_one_cell_of_as_many_nodes_does() -> None:
+    names = [CellName(f"c-{n}") for n in range(MANY_CELLS)]
+    groups = tuple(
+        DeploymentGroup(name=f"d{n}", count=EACH_CELLS * MANY_CELLS // 2, model="llama-2-7b")
+        for n in range(2)
+    )
+    asked = Serverless(duration_s=10.0, rate_per_s=6.0 * MANY_CELLS)
+
+    def cell(nodes: int) -> CellPlan:
+        node = NodeGroup(name="gpu", count=nodes, device=DeviceKind.GPU, memory_gib=40.0)
+        return plan(Scenario(nodes=(node,), deployments=groups, workload=asked))
+
+    one, each = cell(NODES * MANY_CELLS), cell(NODES)
+    deployed = [str(made.spec.name) for made in one.deployments]
+    arrivals = list(arrivals_of(generated(asked, len(deployed), seed=1), deployed))
+    homes = {made.spec.name: ranked(made.spec.name, names)[:2] for made in one.deployments}
+    cells = {
+        name: replace(
+            each, deployments=tuple(d for d in each.deployments if name in homes[d.spec.name])
+        )
+        for name in names
+    }
+    met = [
+        sum(outcome.met for outcome in ended)
+        for ended in (VirtualFront(cells).run(arrivals), VirtualCell(one).run(arrivals))
+    ]
+    log.info("%d calls, met by %d cells and by one: %s", len(arrivals), MANY_CELLS, met)
+    assert met[0] >= 0.97 * met[1]
 
 
 def test_its_journal_replays(made: CellPlan, tmp_path: Path) -> None:
