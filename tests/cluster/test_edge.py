@@ -22,6 +22,7 @@ from mesh.domain.access import NOBODY, Role
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
+from mesh.domain.lifecycle import DeploymentState
 from mesh.wire.certificates import Part, make_folder, read_tls
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
@@ -252,6 +253,8 @@ def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(tmp_path: P
     try:
         edge.deploy(edge.grpc)
         with MeshClient(edge.grpc) as client, ThreadPoolExecutor(8) as threads:
+            # A front that has not seen it yet knows no such model.
+            edge.until(lambda: all(map(serves, edge.front_addresses)))
             asked = {"max_tokens": 200, "ignore_eos": True}
             streams = [threads.submit(edge.complete, **asked) for _ in range(8)]
             edge.until(lambda: sum(map(asked_of, edge.front_addresses)) == len(streams))
@@ -268,6 +271,11 @@ def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(tmp_path: P
         assert edge.fronts[drained].wait(WAIT_S_MAX) == 0
     finally:
         edge.close()
+
+
+def serves(address: str) -> bool:
+    with MeshClient(address) as client:
+        return any(one.state is DeploymentState.READY for one in client.list())
 
 
 def asked_of(address: str) -> int:
