@@ -5,7 +5,7 @@ swaps and a sleep; it is served by a cell and by `vllm serve`, each asked by the
 the cell's joules beside those of the driver; and small models that are quantised here as FP8, AWQ
 and GPTQ have it are computed beside themselves without that.
 
-    python -m scripts.gpu.beside_vllm [--dry]
+    python -m scripts.gpu.beside_vllm [--dry] [--parts steps,way,cell]
 """
 
 from scripts.gpu.sitting import Sitting, main  # isort: skip  before all of mesh
@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mesh.domain.request import SamplingParams
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.vllm import VllmEngine
+from scripts.gpu import iteration
 from scripts.gpu.stack import SHAPES, TINY, Shape
 from scripts.gpu.vllm_loop import config_of
 from tests.nodes.engines.serving import INSTANCE, load, request
@@ -229,11 +230,11 @@ def moves(
         sitting.note(f"{way}_{name}_ms", 1e3 * seconds, "ms")
 
 
-async def asked(address: str, name: str, callers: int) -> list[tuple[float, float]]:
-    """TTFT and TPOT in seconds of each call; every caller makes some, one after the other."""
+async def asked(address: str, name: str, callers: int) -> list[iteration.Heard]:
+    """Every caller makes some calls, one after the other."""
     host, _, port = address.rpartition(":")
 
-    async def call(number: int) -> tuple[float, float]:
+    async def call(number: int) -> iteration.Heard:
         prompt = "".join(
             chr(97 + (number + place) % 26) for place in range(150 + number * 41 % 301)
         )
@@ -243,19 +244,21 @@ async def asked(address: str, name: str, callers: int) -> list[tuple[float, floa
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         )
-        start_s = time.perf_counter()
+        start_s = time.monotonic()
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         came_s = []
         status = await reader.readline()
+        if b" 200 " not in status:
+            raise RuntimeError(status.decode().strip())
         while (line := await reader.readline()) and not line.startswith(b"data: [DONE]"):
             if line.startswith(b"data: "):
-                came_s.append(time.perf_counter() - start_s)
+                came_s.append(time.monotonic())
         writer.close()
-        if b" 200 " not in status or not came_s:
-            raise RuntimeError(f"{status.decode().strip()}: {line.decode()[:200]}")
-        return came_s[0], (came_s[-1] - came_s[0]) / (OUTPUT_TOKENS - 1)
+        if not came_s:
+            raise RuntimeError(f"no token came: {line.decode()[:200]}")
+        return start_s, came_s
 
-    async def caller(first: int) -> list[tuple[float, float]]:
+    async def caller(first: int) -> list[iteration.Heard]:
         return [await call(first * 31 + n) for n in range(ROUNDS)]
 
     async with asyncio.timeout(60):
@@ -267,38 +270,74 @@ def ask(sitting: Sitting, way: str, address: str, name: str) -> None:
     asyncio.run(asked(address, name, 4))
     for callers in CALLERS[:2] if sitting.dry else CALLERS:
         heard = asyncio.run(asked(address, name, callers))
-        for i, key in enumerate(("ttft", "tpot")):
-            told = sorted(each[i] for each in heard)
+        times = {
+            "ttft": [came_s[0] - sent_s for sent_s, came_s in heard],
+            "tpot": [(came_s[-1] - came_s[0]) / (OUTPUT_TOKENS - 1) for _, came_s in heard],
+        }
+        for key, each in times.items():
+            told = sorted(each)
             unit = f"ms {key} p50, {callers} at once; the most {1e3 * told[-1]:.1f}"
             sitting.note(f"{way}_{key}_{callers}_ms", 1e3 * median(told), unit)
             sitting.keep(f"{way}_{key}_{callers}_max_ms", 1e3 * told[-1])
 
 
-def cell(sitting: Sitting, home: Path, source: str) -> None:
+@contextmanager
+def serving(sitting: Sitting, home: Path, source: str, **plan: Any) -> Iterator[tuple[Any, str]]:
+    """A cell of one node with the model deployed and nothing to compute, and its HTTP address."""
     from bench.cells import deployed, local_cell, wait_until
-    from mesh.cli.cell_plan import plan_nodes
+    from mesh.cli.cell_plan import NodePlan
     from mesh.domain.deployment import DeploymentSpec
     from mesh.domain.errors import Unavailable
     from mesh.domain.ids import DeploymentName
+    from mesh.domain.reasons import DeviceKind
     from mesh.domain.slo import Slo
 
-    device = "cpu" if sitting.dry else "gpu"
+    node = NodePlan(name="node", device=DeviceKind.GPU)
+    if sitting.dry:
+        node = NodePlan(name="node", device=DeviceKind.CPU, engine="vllm", memory_bytes=4 << 30)
+        plan["threads"] = 1
     slo = Slo(ttft_s=30.0 if sitting.dry else 3.0, tpot_s=1.0 if sitting.dry else 0.05)
     spec = DeploymentSpec(
         name=DeploymentName("m"), source=source, context_tokens_max=CONTEXT_TOKENS, slo=slo
     )
     start_s = time.perf_counter()
-    with local_cell(home=home, nodes=plan_nodes([device]), http="127.0.0.1:0", no_page=True) as run:
+    with local_cell(home=home, nodes=[node], http="127.0.0.1:0", no_page=True, **plan) as run:
         deployed(run.address, [spec])
         sitting.note("cell_start_s", time.perf_counter() - start_s, "s until it was deployed")
+        agent = psutil.Process(run.children[1].process.pid)
+        processes = [agent, *agent.children(recursive=True)]
+
+        def calm() -> bool:
+            begun = [process.cpu_times() for process in processes]
+            time.sleep(1.0)
+            ended = [process.cpu_times() for process in processes]
+            used_s = [
+                b.user + b.system - a.user - a.system for a, b in zip(begun, ended, strict=True)
+            ]
+            return sum(used_s) < 0.1
+
         try:
-            node = psutil.Process(run.children[1].process.pid)
-            wait_until(lambda: node.cpu_percent(1.0) < 10, "the node is not idle", CALM_S_MAX)
+            wait_until(calm, "the node is not idle", CALM_S_MAX)
         except Unavailable as error:
             sitting.note("cell_calm", str(error))
-        address = run.http_address or ""
-        ask(sitting, "cell", address, spec.name)
-        joules(sitting, address, spec.name)
+        yield run, run.http_address or ""
+
+
+def cell(sitting: Sitting, home: Path, source: str) -> None:
+    with serving(sitting, home, source) as (_, address):
+        ask(sitting, "cell", address, "m")
+        joules(sitting, address, "m")
+
+
+def way(sitting: Sitting, home: Path, source: str) -> None:
+    """An iteration and a first token of a cell that keeps journals, which cost it something."""
+    journals = {"journal": home / "controller.journal", "node_journals": home}
+    with serving(sitting, home, source, **journals) as (run, address):
+        watched = iteration.Watched(run, home)
+        asyncio.run(asked(address, "m", 4))
+        for callers in BATCHES:
+            watched.ask(callers, lambda: asyncio.run(asked(address, "m", callers)))  # noqa: B023
+    watched.tell(sitting)
 
 
 def joules(sitting: Sitting, address: str, name: str) -> None:
@@ -510,6 +549,8 @@ def measure(sitting: Sitting) -> None:
             torch.cuda.empty_cache()
         parts: dict[str, Callable[[Sitting], None]] = {
             "graphs": partial(graphs, model=model),
+            "steps": partial(iteration.steps, model=model),
+            "way": partial(way, home=home, source=f"file://{folder}"),
             "cell": partial(cell, home=home, source=f"file://{folder}"),
         }
         if sitting.dry:
@@ -522,7 +563,7 @@ def measure(sitting: Sitting) -> None:
             parts |= {way: partial(quantised, home=home, method=way) for way in METHODS}
             parts["vllm_eager"] = partial(serve, way="eager", more=("--enforce-eager",))
         for key, part in parts.items():
-            if sitting.fits(key, 0):
+            if sitting.wants(key) and sitting.fits(key, 0):
                 sitting.part(key, part)
         for log in sorted((home / "logs").glob("*.log")):
             _show(log)

@@ -42,8 +42,12 @@ _DRY_DEVICE_GB = 80
 class Sitting:
     """One script's run. Shapes are given for a GPU of 80 GB and scaled by `gb`."""
 
-    def __init__(self, script: str, *, dry: bool, seconds: float = SECONDS_MAX) -> None:
+    def __init__(
+        self, script: str, *, dry: bool, seconds: float = SECONDS_MAX, parts: str = ""
+    ) -> None:
+        """`parts`: the only ones that are measured, where a script asks `wants`."""
         self.dry = dry
+        self._parts = parts.split(",") if parts else None
         self.gb = 1 << 20 if dry else 10**9
         self.layer_block_bytes = 256 if dry else 1 << 16
         """The size of a block of 16 tokens, in one of the LAYERS of an 8B model in 16 bits."""
@@ -144,6 +148,9 @@ class Sitting:
             return True
         return False
 
+    def wants(self, key: str) -> bool:
+        return self._parts is None or key in self._parts
+
     def part(self, key: str, measure: Callable[["Sitting"], None]) -> None:
         """What breaks in one leaves the others to be measured."""
         try:
@@ -170,12 +177,13 @@ def main(script: str, measure: Callable[[Sitting], None]) -> None:
     parser = argparse.ArgumentParser(prog=f"scripts.gpu.{script}")
     parser.add_argument("--dry", action="store_true", help="on a CPU, CUDA stood in for")
     parser.add_argument("--seconds", type=float, default=SECONDS_MAX, help="at most, about")
+    parser.add_argument("--parts", default="", help="these alone, with commas between them")
     arguments = parser.parse_args()
     # Else the question alone would keep processes that are forked from here off the device.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if not arguments.dry and not torch.cuda.is_available():
         sys.exit("error: torch sees no GPU\nhint: --dry runs on a CPU")
-    sitting = Sitting(script, dry=arguments.dry, seconds=arguments.seconds)
+    sitting = Sitting(script, dry=arguments.dry, seconds=arguments.seconds, parts=arguments.parts)
     measure(sitting)
     sitting.end()
     sys.exit(int(sitting.broken))
