@@ -183,6 +183,7 @@ def _own(told: dict[str, Any]) -> _Loop:
             gpu_memory_utilization=0.01,
             disable_log_stats=True,
             use_tqdm_on_load=False,
+            enable_prefix_caching=False,
             async_scheduling=way != "sync",
         )
     )
@@ -195,7 +196,14 @@ def _own(told: dict[str, Any]) -> _Loop:
 
 
 def _stepped(loop: _Loop, batch: int, dry: bool) -> Row:
-    """Medians over steps in which the whole batch decodes; `gpu`: of its kernels, in the mean."""
+    """Medians over steps in which the whole batch decodes; `gpu`: of its kernels, in the mean;
+    `prefill`: of one prompt alone, once.
+    """
+    loop.submit(f"{batch}-first", 0, 1)
+    first_s = time.perf_counter()
+    while not loop.step():
+        pass
+    first_s = time.perf_counter() - first_s
     for row in range(batch):
         loop.submit(f"{batch}-{row}", row, STEPS + PROFILED + SPARE)
     while loop.step() < batch:
@@ -209,7 +217,7 @@ def _stepped(loop: _Loop, batch: int, dry: bool) -> Row:
             cpu.append(time.process_time() - start_cpu_s)
         if came == batch:
             parts.append(spent)
-    told = {"wall": median(wall), "cpu": median(cpu)}
+    told = {"wall": median(wall), "cpu": median(cpu), "prefill": first_s}
     told |= {key: median(spent[key] for spent in parts) for key in parts[0]}
     if not dry:
         told["gpu"] = _kernels_s(loop.step)
