@@ -52,7 +52,6 @@ def prompt(row: int, length: int = PROMPT_TOKENS) -> list[int]:
 def steps(sitting: Sitting, model: StoredModel, ways: Sequence[str] = WAYS) -> None:
     """Each way in a process of its own."""
     for way in ways[:-1] if sitting.dry else ways:
-        environment = {**os.environ, **_environment(sitting, way)}
         told = {"path": str(model.path), "dry": sitting.dry, "way": way}
         command = [sys.executable, "-c", "from scripts.gpu.iteration import run; run()"]
         limit_s = min(STEPPED_S_MAX, max(sitting.left_s, 1.0))
@@ -60,7 +59,7 @@ def steps(sitting: Sitting, model: StoredModel, ways: Sequence[str] = WAYS) -> N
             done = subprocess.run(
                 [*command, json.dumps(told)],
                 cwd=ROOT,
-                env=environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'nodes'}:{ROOT / 'loader'}"},
+                env={**os.environ, **_environment(sitting, way)},
                 capture_output=True,
                 text=True,
                 timeout=limit_s,
@@ -69,7 +68,7 @@ def steps(sitting: Sitting, model: StoredModel, ways: Sequence[str] = WAYS) -> N
         except subprocess.SubprocessError as error:
             said = getattr(error, "stderr", None) or str(error)
             sys.stderr.write(str(said)[-3000:])
-            sitting.skip(f"step_{way}", f"no answer within {limit_s:.0f} s, or an error")
+            sitting.skip(f"step_{way}", (str(said).strip() or "it failed").splitlines()[-1])
             continue
         for batch, row in json.loads(done.stdout.splitlines()[-1]).items():
             words = ", ".join(f"{key} {1e3 * s:.2f}" for key, s in row.items() if key != "wall")
@@ -80,7 +79,7 @@ def steps(sitting: Sitting, model: StoredModel, ways: Sequence[str] = WAYS) -> N
 def _environment(sitting: Sitting, way: str) -> dict[str, str]:
     from mesh_nodes.engines.vllm.environment import ENVIRONMENT, gpu_environment
 
-    told = dict(ENVIRONMENT)
+    told = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
     if not sitting.dry:
         from mesh_nodes.gpus import Gpus
 
