@@ -10,7 +10,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from mesh.core.controller.state.energy import EnergyBook
@@ -151,6 +151,18 @@ def _row(usage: Usage) -> tuple[int | str | float | None, ...]:
     return usage.hour_unix_s, usage.deployment, *counts, *of, usage.energy_j
 
 
+@dataclass(slots=True, kw_only=True)
+class _UnderWay:
+    """A request that has not ended: whose it is, and what it has got that is charged."""
+
+    of: Usage
+    """With no counts."""
+    prompt_tokens: int
+    counted_from: int
+    """Its first token that is charged: others were before."""
+    output_tokens: int = 0
+
+
 class UsageMeter:
     """`known`: whether the cell has a deployment; calls of other names are counted together, so
     that nobody fills the file with names. `unix_s` is the wall clock; `payer` knows who calls, and
@@ -170,9 +182,7 @@ class UsageMeter:
         self._known = known
         self._unix_s = unix_s
         self._payer = payer
-        self._under_way: dict[RequestId, Usage] = {}
-        self._counted_from: dict[RequestId, int] = {}
-        """Their first tokens that are charged, where there are such before."""
+        self._under_way: dict[RequestId, _UnderWay] = {}
         self._unwritten: dict[tuple[int | str, ...], Usage] = {}
         self._retry_unix_s = 0.0
         self._energy: dict[int, EnergyBook[Usage]] = {}
@@ -184,15 +194,16 @@ class UsageMeter:
             name = request.deployment if self._known(request.deployment) else DeploymentName("")
             payer = self._payer(request.request_id)
             charged = self._charged(request.request_id)
-            if charged:
-                self._counted_from[request.request_id] = charged
-            self._under_way[request.request_id] = Usage(
-                hour_unix_s=0,
-                deployment=name,
+            self._under_way[request.request_id] = _UnderWay(
+                of=Usage(
+                    hour_unix_s=0,
+                    deployment=name,
+                    tenant=payer.tenant,
+                    key_id=payer.key_id,
+                    slo_class=event.slo.name if event.slo is not None and name else "",
+                ),
                 prompt_tokens=request.counted_prompt_tokens if charged is None else 0,
-                tenant=payer.tenant,
-                key_id=payer.key_id,
-                slo_class=event.slo.name if event.slo is not None and name else "",
+                counted_from=charged or 0,
             )
         elif isinstance(event, CancelRequested):
             for request_id in event.request_ids:
@@ -216,9 +227,9 @@ class UsageMeter:
             names = [one.request_id for one in report.outputs]
             names += [request_id for request_id, _ in report.prefill_left]
             for request_id, seconds in zip(names, report.busy_s, strict=False):
-                usage = self._under_way.get(request_id)
-                if usage is not None:
-                    book.note(replace(usage, prompt_tokens=0, output_tokens=0), seconds)
+                under_way = self._under_way.get(request_id)
+                if under_way is not None:
+                    book.note(under_way.of, seconds)
         elif isinstance(report, Heartbeat) and report.energy is not None:
             for usage, took in (
                 self._energy.pop(link_id, EnergyBook()).settle(report.energy).items()
@@ -227,14 +238,11 @@ class UsageMeter:
 
     def _deliver(self, action: DeliverTokens) -> None:
         outputs = action.outputs
-        usage = self._under_way.get(outputs.request_id)
-        if usage is None:
+        under_way = self._under_way.get(outputs.request_id)
+        if under_way is None:
             return
-        before = self._counted_from.get(outputs.request_id, 0) - outputs.first_index
-        count = len(outputs.token_ids) - max(before, 0)
-        if count > 0:
-            output_tokens = usage.output_tokens + count
-            self._under_way[outputs.request_id] = replace(usage, output_tokens=output_tokens)
+        before = under_way.counted_from - outputs.first_index
+        under_way.output_tokens += max(len(outputs.token_ids) - max(before, 0), 0)
         if outputs.finish is not None:
             self._end(outputs.request_id)
 
@@ -242,21 +250,17 @@ class UsageMeter:
         """Its hour is that of its end. One that never got a token is not charged for its prompt;
         one that is refused after tokens is charged for what it got.
         """
-        usage = self._under_way.pop(request_id, None)
-        self._counted_from.pop(request_id, None)
-        if usage is None:
+        under_way = self._under_way.pop(request_id, None)
+        if under_way is None:
             return
-        served = usage.output_tokens > 0 or not refused
-        used = Usage(
+        served = under_way.output_tokens > 0 or not refused
+        used = replace(
+            under_way.of,
             hour_unix_s=self._hour_unix_s,
-            deployment=usage.deployment,
             requests=int(served),
-            prompt_tokens=usage.prompt_tokens if usage.output_tokens else 0,
-            output_tokens=usage.output_tokens,
+            prompt_tokens=under_way.prompt_tokens if under_way.output_tokens else 0,
+            output_tokens=under_way.output_tokens,
             refused=int(refused and not served),
-            tenant=usage.tenant,
-            key_id=usage.key_id,
-            slo_class=usage.slo_class,
         )
         self._add(used)
 
