@@ -37,12 +37,11 @@ from mesh.domain.request import SamplingParams
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.vllm import VllmEngine
 from scripts.gpu import iteration
+from scripts.gpu.iteration import BATCHES, CONTEXT_TOKENS, OUTPUT_TOKENS, PROMPT_TOKENS, Heard
 from scripts.gpu.stack import SHAPES, TINY, Shape
 from scripts.gpu.vllm_loop import config_of
 from tests.nodes.engines.serving import INSTANCE, load, request
 
-BATCHES = (1, 8, 32)
-PROMPT_TOKENS, OUTPUT_TOKENS, CONTEXT_TOKENS = 448, 64, 1024
 CALLERS = (1, 4, 16, 32)
 ROUNDS = 2
 """Calls that each caller makes, one after the other."""
@@ -230,11 +229,11 @@ def moves(
         sitting.note(f"{way}_{name}_ms", 1e3 * seconds, "ms")
 
 
-async def asked(address: str, name: str, callers: int) -> list[iteration.Heard]:
+async def asked(address: str, name: str, callers: int) -> list[Heard]:
     """Every caller makes some calls, one after the other."""
     host, _, port = address.rpartition(":")
 
-    async def call(number: int) -> iteration.Heard:
+    async def call(number: int) -> Heard:
         prompt = "".join(
             chr(97 + (number + place) % 26) for place in range(150 + number * 41 % 301)
         )
@@ -258,7 +257,7 @@ async def asked(address: str, name: str, callers: int) -> list[iteration.Heard]:
             raise RuntimeError(f"no token came: {line.decode()[:200]}")
         return start_s, came_s
 
-    async def caller(first: int) -> list[iteration.Heard]:
+    async def caller(first: int) -> list[Heard]:
         return [await call(first * 31 + n) for n in range(ROUNDS)]
 
     async with asyncio.timeout(60):

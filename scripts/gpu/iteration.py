@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from mesh.domain.actions import StartStep
+from mesh.domain.actions import AwaitStep, StartStep
 from mesh.domain.events import InvokeRequested, NodeReported
 from mesh.domain.messages import SubmitRequest, TokensReport
 from mesh.domain.node_events import CommandReceived, StepFinished
@@ -31,9 +31,9 @@ from mesh_loader.store import StoredModel
 from scripts.gpu.sitting import ROOT, Sitting
 
 BATCHES = (1, 8, 32)
-STEPS, PROFILED, SPARE = 48, 8, 24
+PREFILLS, STEPS, PROFILED, SPARE = 5, 48, 8, 24
 """Tokens of a row; spare ones for the iterations in which others begin."""
-PROMPT_TOKENS, CONTEXT_TOKENS, ITERATION_TOKENS = 448, 1024, 2048
+PROMPT_TOKENS, OUTPUT_TOKENS, CONTEXT_TOKENS, ITERATION_TOKENS = 448, 64, 1024, 2048
 WAYS = ("mesh", "sync", "async", "v2")
 """Who steps: mesh's engine; vLLM's own loop with the runner that mesh has, and while the GPU works
 on the last iteration; the runner that vLLM takes by itself.
@@ -196,13 +196,15 @@ def _own(told: dict[str, Any]) -> _Loop:
 
 def _stepped(loop: _Loop, batch: int, dry: bool) -> Row:
     """Medians over steps in which the whole batch decodes; `gpu`: of its kernels, in the mean;
-    `prefill`: of one prompt alone, once.
+    `prefill`: of one prompt alone.
     """
-    loop.submit(f"{batch}-first", 0, 1)
-    first_s = time.perf_counter()
-    while not loop.step():
-        pass
-    first_s = time.perf_counter() - first_s
+    prefill = []
+    for number in range(PREFILLS):
+        loop.submit(f"{batch}-first-{number}", 0, 1)
+        start_s = time.perf_counter()
+        while not loop.step():
+            pass
+        prefill.append(time.perf_counter() - start_s)
     for row in range(batch):
         loop.submit(f"{batch}-{row}", row, STEPS + PROFILED + SPARE)
     while loop.step() < batch:
@@ -216,7 +218,7 @@ def _stepped(loop: _Loop, batch: int, dry: bool) -> Row:
             cpu.append(time.process_time() - start_cpu_s)
         if came == batch:
             parts.append(spent)
-    told = {"wall": median(wall), "cpu": median(cpu), "prefill": first_s}
+    told = {"wall": median(wall), "cpu": median(cpu), "prefill": median(prefill)}
     told |= {key: median(spent[key] for spent in parts) for key in parts[0]}
     if not dry:
         told["gpu"] = _kernels_s(loop.step)
@@ -294,6 +296,10 @@ class Watched:
         for callers, begin_s, end_s, heard, used in self._spans:
             there = list(_between(done, begin_s, end_s))
             _tell_iterations(sitting, callers, there, used)
+            first_s = median(came_s[0] - sent_s for sent_s, came_s in heard)
+            mean_s = median((came_s[-1] - came_s[0]) / (OUTPUT_TOKENS - 1) for _, came_s in heard)
+            unit = f"ms TPOT of clients p50, {callers} at once; TTFT {1e3 * first_s:.1f}"
+            sitting.note(f"way_{callers}_tpot_ms", 1e3 * mean_s, unit)
             if callers == 1:
                 _tell_first(sitting, heard, decided, done)
 
@@ -312,7 +318,11 @@ def _tell_iterations(
 ) -> None:
     """From the end of an iteration to the end of the next, which follows at once."""
     ended = [
-        (d.now_s, d.event.result, any(isinstance(action, StartStep) for action in d.actions))
+        (
+            d.now_s,
+            d.event.result,
+            any(isinstance(action, StartStep | AwaitStep) for action in d.actions),
+        )
         for d in done
         if isinstance(d.event, StepFinished)
     ]
