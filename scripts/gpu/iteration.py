@@ -31,7 +31,8 @@ from mesh_loader.store import StoredModel
 from scripts.gpu.sitting import ROOT, Sitting
 
 BATCHES = (1, 8, 32)
-PREFILLS, STEPS, PROFILED, SPARE = 5, 48, 8, 24
+PREFILLS, PREFILL_TOKENS = 5, (32, 256, 960)
+STEPS, PROFILED, SPARE = 48, 8, 24
 """Tokens of a row; spare ones for the iterations in which others begin."""
 PROMPT_TOKENS, OUTPUT_TOKENS, CONTEXT_TOKENS, ITERATION_TOKENS = 448, 64, 1024, 2048
 WAYS = ("mesh", "sync", "async", "v2")
@@ -45,8 +46,8 @@ Heard = tuple[float, list[float]]
 """When a call was sent, and when each of its tokens came: monotonic seconds."""
 
 
-def prompt(row: int, length: int = PROMPT_TOKENS) -> list[int]:
-    return [(7 + 13 * row + 5 * place) % 250 + 2 for place in range(length)]
+def prompt(length: int) -> list[int]:
+    return [(7 + 5 * place) % 250 + 2 for place in range(length)]
 
 
 def steps(sitting: Sitting, model: StoredModel, ways: Sequence[str] = WAYS) -> None:
@@ -102,8 +103,8 @@ def run() -> None:
 
 
 class _Loop:
-    """`submit` takes a request of so many tokens; `step` computes an iteration and says how many
-    have had a token; `core` is vLLM's.
+    """`submit` takes a request's name, its tokens and those of its answer; `step` computes an
+    iteration and says how many have had a token; `core` is vLLM's.
     """
 
     def __init__(
@@ -141,12 +142,12 @@ def _mesh(told: dict[str, Any]) -> _Loop:
     options = ProcessOptions(dtype=dtype, block_tokens=block_tokens, elastic=True, movable=False)
     instance = Instance(order, footprint, options)
 
-    def submit(name: str, row: int, tokens: int) -> None:
+    def submit(name: str, length: int, tokens: int) -> None:
         wish = SamplingParams(max_tokens=tokens, ignore_eos=True)
         instance.submit(
             EngineRequest(
                 request_id=RequestId(name),
-                prompt_tokens=tuple(prompt(row)),
+                prompt_tokens=tuple(prompt(length)),
                 output_tokens=(),
                 sampling=wish,
                 stop_token_ids=(),
@@ -187,26 +188,20 @@ def _own(told: dict[str, Any]) -> _Loop:
         )
     )
 
-    def submit(name: str, row: int, tokens: int) -> None:
+    def submit(name: str, length: int, tokens: int) -> None:
         wish = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        engine.add_request(name, {"prompt_token_ids": prompt(row)}, wish)
+        engine.add_request(name, {"prompt_token_ids": prompt(length)}, wish)
 
     return _Loop(submit, lambda: len(engine.step()), engine.engine_core.engine_core)
 
 
 def _stepped(loop: _Loop, batch: int, dry: bool) -> Row:
     """Medians over steps in which the whole batch decodes; `gpu`: of its kernels, in the mean;
-    `prefill`: of one prompt alone.
+    `prefill`: of one prompt alone, by its tokens.
     """
-    prefill = []
-    for number in range(PREFILLS):
-        loop.submit(f"{batch}-first-{number}", 0, 1)
-        start_s = time.perf_counter()
-        while not loop.step():
-            pass
-        prefill.append(time.perf_counter() - start_s)
+    prefill = {f"prefill {n}": _prefill_s(loop, n) for n in PREFILL_TOKENS if batch == 1}
     for row in range(batch):
-        loop.submit(f"{batch}-{row}", row, STEPS + PROFILED + SPARE)
+        loop.submit(f"{batch}-{row}", PROMPT_TOKENS, STEPS + PROFILED + SPARE)
     while loop.step() < batch:
         pass
     wall, cpu, parts = [], [], list[Row]()
@@ -218,13 +213,25 @@ def _stepped(loop: _Loop, batch: int, dry: bool) -> Row:
             cpu.append(time.process_time() - start_cpu_s)
         if came == batch:
             parts.append(spent)
-    told = {"wall": median(wall), "cpu": median(cpu), "prefill": median(prefill)}
+    told = {"wall": median(wall), "cpu": median(cpu), **prefill}
     told |= {key: median(spent[key] for spent in parts) for key in parts[0]}
     if not dry:
         told["gpu"] = _kernels_s(loop.step)
     while loop.core.scheduler.get_num_unfinished_requests():
         loop.step()
     return told
+
+
+def _prefill_s(loop: _Loop, tokens: int) -> float:
+    """The median of some prompts of so many tokens, each alone."""
+    taken_s = []
+    for number in range(PREFILLS):
+        loop.submit(f"{tokens}-{number}", tokens, 1)
+        start_s = time.perf_counter()
+        while not loop.step():
+            pass
+        taken_s.append(time.perf_counter() - start_s)
+    return median(taken_s)
 
 
 @contextmanager
