@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from mesh.domain.actions import AwaitStep, StartStep
+from mesh.domain.actions import StartStep
 from mesh.domain.events import InvokeRequested, NodeReported
 from mesh.domain.messages import SubmitRequest, TokensReport
 from mesh.domain.node_events import CommandReceived, StepFinished
@@ -328,7 +328,7 @@ def _tell_iterations(
         (
             d.now_s,
             d.event.result,
-            any(isinstance(action, StartStep | AwaitStep) for action in d.actions),
+            any(isinstance(action, StartStep) for action in d.actions),
         )
         for d in done
         if isinstance(d.event, StepFinished)
