@@ -6,11 +6,11 @@ are llama.cpp's. Nothing is read or written here.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import Mixture
+from mesh.domain.values import dataclass
 from mesh_loader.config_keys import CONFIG, ROPE, SIZE, check_config, shown
 
 GEMMAS = ("gemma2", "gemma3_text")

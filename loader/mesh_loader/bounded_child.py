@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.values import dataclass
 
 POLL_S = 0.1
 STOP_GRACE_S = 5.0

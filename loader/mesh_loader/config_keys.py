@@ -10,11 +10,11 @@ who needs it says so. Importers and engines call `check_config` before they read
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mesh.domain.checks import CONTEXT_TOKENS_MAX
 from mesh.domain.errors import TornModel
+from mesh.domain.values import dataclass
 
 INT32_MAX = 2**31 - 1
 """The largest token id, and the largest value of whatever has no bound of its own: engines index

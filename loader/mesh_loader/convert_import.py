@@ -9,12 +9,12 @@ import importlib.metadata
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 from mesh_loader.architectures import NATIVE_ARCHITECTURES
 from mesh_loader.bounded_child import run_bounded

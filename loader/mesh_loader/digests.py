@@ -10,7 +10,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import xxhash
 
 from mesh.domain.errors import TornModel
+from mesh.domain.values import dataclass
 from mesh_loader.safetensors_file import write_synced
 
 INDEX = "digests.json"

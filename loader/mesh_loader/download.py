@@ -16,13 +16,14 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from mesh.domain.errors import TornModel, Unavailable, UnsupportedModel
 from mesh.domain.units import format_bytes
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
 from mesh_loader.download_rate import DownloadRate

@@ -9,7 +9,6 @@ here; gguf_tensors reads it afterwards, piece by piece. The layout is that of th
 import math
 import os
 import struct
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -18,6 +17,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from mesh.domain.errors import StorageError, TornModel, UnsupportedModel
+from mesh.domain.values import dataclass
 from mesh_loader.config_keys import (
     INT32_MAX,
     NUMBER_MAX,

@@ -5,7 +5,6 @@ the long part. model_plan chooses it, the store gives it an empty folder and pub
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from mesh.domain.model import ModelFormat
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 from mesh_loader.architectures import Shape, expected_tensors, shape_of
 from mesh_loader.disk import require_free

@@ -8,12 +8,12 @@ vLLM; other architectures, and folders with pickled weights only, go to convert_
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ENCODERS, ModelFormat, Task
+from mesh.domain.values import dataclass, replace
 from mesh.runtime.engine import Progress
 from mesh_loader.architectures import (
     NATIVE_ARCHITECTURES,

@@ -12,11 +12,11 @@ import signal
 import sys
 import threading
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
 from mesh.domain.model import WeightPrecision
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 from mesh_loader.protocol import LINE_BYTES_MAX, parse_line
 from mesh_loader.store import ModelStore, StoredModel

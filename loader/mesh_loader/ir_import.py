@@ -6,11 +6,11 @@ cache as state, and that its weights file is as long as the graph expects.
 
 import math
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 from mesh_loader.config_keys import shown
 from mesh_loader.disk import place

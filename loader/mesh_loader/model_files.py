@@ -8,12 +8,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 
 FOLDER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".xml", ".bin", ".gguf")

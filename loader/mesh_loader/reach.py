@@ -8,12 +8,12 @@ name that leads elsewhere at its second resolution (DNS rebinding) gains nothing
 """
 
 import socket
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import unquote
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.source_rules import names_host
+from mesh.domain.values import dataclass
 
 REDIRECTS_MAX = 5
 """From the source to its content. Hubs and mirrors need two or three."""

@@ -10,11 +10,11 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh.domain.values import dataclass
 from mesh_loader.config_keys import Listed, Object, Text, Whole, shown
 from mesh_loader.model_files import opened
 

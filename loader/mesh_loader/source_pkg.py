@@ -13,7 +13,6 @@ import shutil
 import stat
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mesh.domain.errors import (
@@ -25,6 +24,7 @@ from mesh.domain.errors import (
     UnsupportedModel,
 )
 from mesh.domain.units import format_bytes
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 from mesh_loader.bounded_child import Finished, run_bounded
 from mesh_loader.disk import require_free

@@ -8,7 +8,6 @@ this disk; model_plan looks at what came, and the store remembers which source i
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +20,7 @@ from mesh.domain.errors import (
     UnsupportedModel,
 )
 from mesh.domain.model import WeightPrecision
+from mesh.domain.values import dataclass
 from mesh_loader.source_pkg import parse_pkg
 
 IR_XML = "openvino_model.xml"

@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from mesh.domain.errors import NotFound, StorageError, TornModel, Unavailable, UnsupportedModel
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelInfo, WeightPrecision
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 from mesh_loader import locks
 from mesh_loader.digests import write_index

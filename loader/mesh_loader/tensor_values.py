@@ -7,7 +7,6 @@ Reads files whose headers `safetensors_file.read_whole` has found sound, in piec
 import json
 import struct
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.errors import TornModel
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress
 from mesh_loader.safetensors_file import StoredTensor
 

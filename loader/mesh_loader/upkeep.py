@@ -10,11 +10,11 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ModelFormat
+from mesh.domain.values import dataclass
 from mesh_loader import locks
 from mesh_loader.digests import INDEX, WEIGHTS_SUFFIXES, Damage, damages, note_removed
 from mesh_loader.disk import tree_bytes, writing

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import assert_never
 
 from mesh.domain.errors import EngineError
@@ -17,6 +17,7 @@ from mesh.domain.invocation import (
     check_complete,
 )
 from mesh.domain.request import TokenLogprobs
+from mesh.domain.values import dataclass
 
 
 @dataclass(slots=True)

@@ -5,12 +5,13 @@
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mesh.domain.checks import check_name
 from mesh.domain.errors import InvalidInput, Unavailable, system_errors
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.values import dataclass
 from mesh.runtime.options import AUTO
 from mesh.wire.channel import format_address, parse_address
 

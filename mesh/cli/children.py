@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import HOME_HINT, StorageError, system_errors
+from mesh.domain.values import dataclass
 
 STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL."""

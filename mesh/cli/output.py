@@ -10,7 +10,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from operator import itemgetter
 from typing import Generic, TextIO, TypeVar
@@ -31,6 +30,7 @@ from mesh.domain.errors import (
     StorageError,
     Unavailable,
 )
+from mesh.domain.values import dataclass
 from mesh.report.plain import Plain, plain
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ Pure, one `Restarts` per child: what was seen of the child and the time go in, a
 with every restart in a row; the count is forgiven once the child has served for a while.
 """
 
-from dataclasses import dataclass
+from mesh.domain.values import dataclass
 
 USAGE = 2
 """The exit code of a child that was told something that cannot be meant: it will say so again."""

@@ -5,10 +5,11 @@ the one before it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 
 _OF_NO_MANIFEST = ("name", "tenant")
 """A revision's name in the cell has its number, and its tenant stays."""

@@ -4,7 +4,6 @@
 """
 
 import time
-from dataclasses import dataclass
 from enum import StrEnum
 
 from mesh.cli.progress import progress
@@ -12,6 +11,7 @@ from mesh.domain.errors import Cancelled, NotFound
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.revision import RevisionState
+from mesh.domain.values import dataclass
 from mesh.domain.views import DeploymentSnapshot
 from mesh.wire.client import MeshClient
 

@@ -13,13 +13,14 @@ for the controller's `Correction`.
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import exp, inf
 from operator import attrgetter
 
 from mesh.compute.correction import LEARNING_S, Correction, bounded
 from mesh.compute.times import Times
 from mesh.domain.profile import IterationShape, Stalls
+from mesh.domain.values import dataclass
 
 WINDOW_S = 20.0
 """Neighbours are gone for seconds and come again. Beside them 97 to 98 % of the admitted were in

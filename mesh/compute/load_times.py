@@ -9,12 +9,12 @@ those without. Before: the ends of loads. After: validation, which asks when an 
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, combinations, repeat
 from math import inf, log, sqrt
 from statistics import fmean, median
 
 from mesh.domain.steps import LoadRate, LoadTier
+from mesh.domain.values import dataclass
 
 PRIORS = {
     LoadTier.REMOTE: LoadRate(fixed_s=2.0, bytes_per_s=0.05e9),

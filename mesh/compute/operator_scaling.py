@@ -7,12 +7,12 @@ After: `mesh.compute.scaling`, which estimates so where it can.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from mesh.compute.tables import monotone
 from mesh.domain.model import Widths
 from mesh.domain.operators import OUTSIDE_LAYERS, Role
 from mesh.domain.profile import REST, Grid, Profile
+from mesh.domain.values import dataclass, replace
 
 PRODUCTS = frozenset((Role.QKV, Role.OUTPUT, Role.GATE_UP, Role.DOWN, Role.HEAD))
 """Their times go with their weights alone. What a product takes besides (OpenVINO: 4 to 7 us, where

@@ -7,13 +7,14 @@ tell of one iteration is the less exact the more an engine has counted before. B
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.compute.shapes import BLOCK_TOKENS, STEP_ROWS, Axes
 from mesh.compute.tables import table
 from mesh.domain.errors import EngineError
 from mesh.domain.operators import Role
 from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes
+from mesh.domain.values import dataclass
 
 PREFILL_TOKENS = (1, 2, 4, STEP_ROWS, 8, 16, 32, 64, 128, 256, 512)
 BATCHES = (1, 2, 4, STEP_ROWS, 8, 16)

@@ -10,7 +10,6 @@ profile. After: the node, which predicts by the refined one and tells the contro
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import exp, log
 
 from mesh.compute.correction import bounded
@@ -18,6 +17,7 @@ from mesh.compute.scaling import lengthened
 from mesh.compute.tables import monotone
 from mesh.domain.profile import Grid, IterationShape, Profile
 from mesh.domain.reasons import ProfileSource
+from mesh.domain.values import replace
 
 NEAR = 0.1
 """By how much (a logarithm) an iteration may be off and count in full."""

@@ -9,7 +9,6 @@ cores say nothing of instruction sets.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from itertools import accumulate, repeat, takewhile
 from math import log
 from operator import mul
@@ -21,6 +20,7 @@ from mesh.domain.ids import ModelId
 from mesh.domain.model import Mixture, Widths, variant
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind, ProfileSource
+from mesh.domain.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

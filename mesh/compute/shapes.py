@@ -7,9 +7,9 @@ STEP_ROWS in addition. A shape that the KV cache cannot hold is left out; its ce
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mesh.domain.profile import IterationShape
+from mesh.domain.values import dataclass
 
 BLOCK_TOKENS = 32
 """KV tokens are allocated in blocks of so many: an engine with smaller ones holds more."""

@@ -15,13 +15,14 @@ Chunks of prompts mostly do not, and no two of one length follow each other here
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
 from mesh.compute.shapes import Axes, survey_axes
 from mesh.compute.tables import table
 from mesh.domain.errors import EngineError
 from mesh.domain.profile import Grid, IterationShape
+from mesh.domain.values import dataclass
 
 REPEATS_MIN, REPEATS_MAX = 3, 9
 """Counted times of a shape; always an odd number."""

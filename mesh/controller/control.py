@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Protocol
 
 from mesh.controller.gateway import Cell
@@ -23,6 +22,7 @@ from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.messages import NodeStarting
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
+from mesh.domain.values import replace
 from mesh.domain.views import Arrivals, CellSnapshot, NodeSnapshot, ProfileView, RequestSnapshot
 from mesh.report.cell_report import CellReport
 from mesh.report.plain import plain

@@ -10,7 +10,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Protocol
 
@@ -52,6 +51,7 @@ from mesh.domain.request import Request, Resumed, SamplingParams
 from mesh.domain.revision import public_name
 from mesh.domain.slo import BEST_EFFORT, Slo
 from mesh.domain.text import SamplingDefaults, ToolFormat
+from mesh.domain.values import dataclass, replace
 from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock

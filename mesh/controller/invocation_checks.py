@@ -7,7 +7,6 @@ InvalidInput names the field, what was given and what is allowed.
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from mesh.domain.checks import CACHE_SALT_CHARS_MAX, CONTEXT_TOKENS_MAX, NAME_CHARS_MAX
 from mesh.domain.deployment import DeploymentSpec
@@ -24,6 +23,7 @@ from mesh.domain.model import Task
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.domain.slo import SLO_S_MAX, SLO_TOKENS_PER_S_MAX, Slo
+from mesh.domain.values import replace
 
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256

@@ -8,7 +8,6 @@ After: `mesh.runtime.journal`. Times count from the journal's first event.
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.controller.lookup import no_request
@@ -22,6 +21,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.recent import CellSample
 from mesh.domain.usage import Usage
+from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
 from mesh.report.calls import CallBook
 from mesh.report.cell_state import CellPicture

@@ -6,9 +6,9 @@ to the source, and then `SubmitRequest` to the target. After: `node_link`.
 """
 
 import secrets
-from dataclasses import replace
 
 from mesh.domain.messages import NodeCommand, OfferKv, SubmitRequest
+from mesh.domain.values import replace
 
 TICKETS_MAX = 1024
 """Tickets of which the target has not been told yet; it is told in the same event."""

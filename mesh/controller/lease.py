@@ -7,8 +7,9 @@ away, the leader thus has the first say. Before: `postgres`, which asks the data
 again, which does what is decided.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from mesh.domain.values import dataclass
 
 LEASE_S = 1.0
 """How long a lease lasts that is not renewed."""

@@ -1,7 +1,6 @@
 """Finds a deployment or node by name in a snapshot of the cell, or says what is there instead."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from difflib import get_close_matches
 
 from mesh.domain.access import Caller, Role
@@ -9,6 +8,7 @@ from mesh.domain.checks import NAME_CHARS_MAX
 from mesh.domain.errors import NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.lifecycle import DeploymentState
+from mesh.domain.values import replace
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot, ProfileView
 
 NAMES_MAX = 8

@@ -8,7 +8,6 @@ asked; `deploy` and `replay` do so at the first step of their replies, or after 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 from mesh.controller.lookup import find_deployment
 from mesh.controller.operations import Operations
@@ -34,6 +33,7 @@ from mesh.domain.ids import DeploymentName, NodeId, OperationId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.source_rules import SourceRules
+from mesh.domain.values import replace
 from mesh.domain.views import Arrivals, CellSnapshot, InstancePlan, Prospect
 from mesh.runtime.clock import Now
 from mesh.runtime.operator import Replies

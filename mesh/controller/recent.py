@@ -6,10 +6,11 @@ CALLS_MAX ends, so that a flood costs precision of the window, and never memory.
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.recent import CellGauges, CellSample, RecentCalls
+from mesh.domain.values import dataclass
 
 WINDOW_S = 300.0
 CALLS_MAX = 1_000

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -30,6 +29,7 @@ from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
 from mesh.domain.revision import Revision, Revisions, name_in_cell, public_name
 from mesh.domain.text import SamplingDefaults, TextAssets
+from mesh.domain.values import dataclass
 from mesh.runtime.controller_actions import Done
 from mesh.v1 import profile_pb2
 from mesh.wire.codec import from_wire, to_wire

@@ -8,7 +8,7 @@ calls go, and the book of calls, which knows how they ended.
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from itertools import count
 from math import inf
 from statistics import fmean
@@ -21,6 +21,7 @@ from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, NotFou
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.slo import SLO_TOKENS_PER_S_MAX, Slo
+from mesh.domain.values import dataclass, replace
 from mesh.report.calls import CallBook, CallEnd
 from mesh.report.cell_report import cell_report
 from mesh.wire.access import caller

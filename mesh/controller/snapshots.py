@@ -3,12 +3,12 @@ nodes are starting and which deployments' texts cannot be used.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from mesh import __version__
 from mesh.domain.ids import ModelId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.messages import NodeStarting
+from mesh.domain.values import replace
 from mesh.domain.views import CellSnapshot, CellStatus, DeploymentSnapshot, NodeSnapshot
 
 LOADED = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)

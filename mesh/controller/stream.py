@@ -7,7 +7,6 @@ each where tokens are joined on purpose: a write costs more than a token.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from mesh.domain.access import ANYONE, Caller
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
@@ -23,6 +22,7 @@ from mesh.domain.invocation import (
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import Request, RequestTokens, Resumed
 from mesh.domain.slo import BEST_EFFORT, Slo
+from mesh.domain.values import replace
 from mesh.domain.views import RequestPhase, RequestSnapshot
 from mesh.wire.mailbox import Mailbox
 

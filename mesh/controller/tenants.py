@@ -8,11 +8,11 @@ call. After: the same call, or Refused.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 from mesh.domain.access import NOBODY, TenantLimits, TenantName
 from mesh.domain.errors import Refused
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.values import dataclass, replace
 from mesh.runtime.clock import Clock
 
 MINUTE_S = 60.0

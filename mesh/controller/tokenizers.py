@@ -11,7 +11,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -21,6 +21,7 @@ from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.invocation import ChatPrompt, FillPrompt, PairPrompt, TextPrompt
 from mesh.domain.text import SamplingDefaults, TextAssets, ToolFormat
+from mesh.domain.values import dataclass, replace
 from mesh.text.pool import Owner, TextPool, codec_key
 from mesh.text.thoughts import Thinking
 from mesh.text.tokenizer import TextCodec

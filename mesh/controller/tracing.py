@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from opentelemetry.propagate import extract, get_global_textmap
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
@@ -30,6 +30,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import Request
+from mesh.domain.values import dataclass
 from mesh.wire.access import caller
 
 ITERATION_EVENTS_MAX = 64

@@ -10,7 +10,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 from mesh.core.controller.state.energy import EnergyBook
@@ -26,6 +26,7 @@ from mesh.domain.events import (
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.messages import Heartbeat, NodeReport, TokensReport
 from mesh.domain.usage import HOUR_S, Usage
+from mesh.domain.values import dataclass, replace
 
 FILE_NAME = "usage.sqlite3"
 SCHEMA = 4

@@ -7,7 +7,6 @@ the cell, and the recent calls that the meter counts. `sampling` keeps the histo
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.recent import CellGauges, CellSample
+from mesh.domain.values import replace
 from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus, NodeSnapshot
 from mesh.report.cell_state import CellPicture
 from mesh.report.memory_parts import gauges

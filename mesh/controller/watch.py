@@ -6,11 +6,12 @@ is dropped with a note, rather than slowing the cell down or hiding that lines a
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
 from mesh.domain.access import ANYONE, Caller, Role
 from mesh.domain.errors import Unavailable
+from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
 from mesh.wire.mailbox import Mailbox
 

@@ -9,7 +9,7 @@ simulated. Before: the gateway, with requests, and looks at the cells. After: ca
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import blake2b
 from math import inf
 from typing import assert_never
@@ -34,6 +34,7 @@ from mesh.domain.invocation import Accepted, Finished, Tokens, Waiting
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request, RequestTokens
+from mesh.domain.values import dataclass
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot
 
 TAKEOVER_S_MAX = 2.0

@@ -4,11 +4,11 @@ A key belongs to a tenant, or to nobody where its role needs none. Before: `mesh
 which knows the keys. After: whoever is asked for something by a caller.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
 from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.values import dataclass
 
 TenantName = NewType("TenantName", str)
 NOBODY = TenantName("")

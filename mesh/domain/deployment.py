@@ -1,6 +1,6 @@
 """A deployment: a model offered as a function, with an SLO and scaling limits."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import ComputePrecision, Footprint, ModelInfo, Task, WeightPrecision
@@ -8,6 +8,7 @@ from mesh.domain.ranges import Count
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.domain.text import ToolFormat
+from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

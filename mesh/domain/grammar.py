@@ -1,7 +1,8 @@
 """What an answer has to look like: a value that travels with a request's sampling parameters."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from mesh.domain.values import dataclass
 
 
 class GrammarKind(StrEnum):

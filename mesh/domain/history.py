@@ -7,8 +7,10 @@ calls are a histogram, as in "Serverless in the Wild" (ATC 2020), section 4.2, w
 with the time: a timer's calls all fall into one or two of them.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from math import exp, log2
+
+from mesh.domain.values import dataclass, replace
 
 WINDOW = 256
 PRIOR_TOKENS = 128.0

@@ -6,8 +6,6 @@ Accepted, Waiting and Tokens (any number), Finished. An answer that ends otherwi
 of the tree.
 """
 
-from dataclasses import dataclass
-
 from mesh.domain.errors import Cancelled, EngineError
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
@@ -15,6 +13,7 @@ from mesh.domain.model import Task
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import TokenBias, TokenLogprobs
 from mesh.domain.text import ChatMessage
+from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

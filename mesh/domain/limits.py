@@ -1,8 +1,7 @@
 """Every bound of a cell and of a node, by name. A queue, retry or wait without one is a bug."""
 
-from dataclasses import dataclass
-
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.values import dataclass
 
 PREFILL_TOKENS_MAX = 256
 """The most prompt tokens of one iteration: a longer prompt is computed in chunks, so that it does

@@ -1,11 +1,12 @@
 """What mesh knows of an imported model, independent of any engine."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from enum import StrEnum
 from typing import NamedTuple
 
 from mesh.domain.ids import ModelId
 from mesh.domain.ranges import Count
+from mesh.domain.values import dataclass, replace
 
 _HELD_AS = "+"
 _COMPUTED_IN = "+in-"

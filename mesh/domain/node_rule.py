@@ -4,7 +4,6 @@ The controller's policy says it, within the cell's bounds, and nodes are told wh
 validation rolls the same rule forward, with the same numbers.
 """
 
-from dataclasses import dataclass, replace
 from math import inf
 from typing import Self
 
@@ -12,6 +11,7 @@ from mesh.domain.checks import CONTEXT_TOKENS_MAX
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import RequestId
 from mesh.domain.limits import PREFILL_TOKENS_MAX, TURN_S_MAX, CellLimits
+from mesh.domain.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

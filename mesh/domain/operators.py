@@ -9,13 +9,13 @@ After: `mesh.plan`, which plans with them, and `mesh.sim.operators`, which execu
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum, unique
 from itertools import pairwise
 
 from mesh.domain.energy import Power
 from mesh.domain.errors import InvalidInput
 from mesh.domain.profile import Grid
+from mesh.domain.values import dataclass
 
 
 @unique

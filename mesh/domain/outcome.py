@@ -6,11 +6,10 @@ A request meets its SLO when every token has come by `arrival + TTFT limit + ind
 callers of a cell, simulated or live. After: `mesh.evaluation`.
 """
 
-from dataclasses import dataclass
-
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

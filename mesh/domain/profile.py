@@ -6,12 +6,12 @@ proportion to the size. What a prediction makes of a profile is in `mesh.compute
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
 
 from mesh.domain.ids import ModelId
 from mesh.domain.model import Mixture, Widths
 from mesh.domain.ranges import Seconds
 from mesh.domain.reasons import DeviceKind, ProfileSource
+from mesh.domain.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ version does not know its field arrives as 0: where 0 is out of the range and th
 default, it means the default.
 """
 
-from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Annotated
+
+from mesh.domain.values import dataclass
 
 NAME_CHARS_MAX = 255
 """Ids on the wire are no longer than this; mesh itself makes much shorter ones."""

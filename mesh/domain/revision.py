@@ -6,11 +6,11 @@ and operators know the deployment by NAME alone. Pure functions on tuples of rev
 the core, which decides; after them the registry, which keeps what they return.
 """
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName
+from mesh.domain.values import dataclass, replace
 
 REVISIONS_MAX = 10
 """How many revisions of a deployment are kept, beside the one that serves."""

@@ -6,9 +6,10 @@ little quicker than the TPOT SLO asks, and a request whose first token came earl
 own pace from there by no more than that makes up for in the rest of its answer.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+
+from mesh.domain.values import dataclass
 
 SLO_S_MAX = 24 * 3600.0
 """The longest limit, and the TPOT of best effort."""

@@ -8,12 +8,13 @@ the addresses themselves.
 
 import posixpath
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import ip_address, ip_network
 from urllib.parse import unquote, urlsplit
 
 from mesh.domain.access import Role
 from mesh.domain.errors import Forbidden, InvalidInput
+from mesh.domain.values import dataclass
 
 ALL = "all"
 SCHEMES = ("pkg", "file", "hf", "http", "https", "s3")

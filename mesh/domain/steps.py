@@ -1,7 +1,6 @@
 """What an engine is given and gives back: the values that cross the engine port."""
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from mesh.domain.model import ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.ranges import Rate, Seconds
 from mesh.domain.request import RequestTokens, SamplingParams
-from mesh.domain.values import dataclass
+from mesh.domain.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

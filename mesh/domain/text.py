@@ -1,7 +1,8 @@
 """What turns text into tokens and back: the model's own files, plain enough to cross the wire."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from mesh.domain.values import dataclass
 
 
 class ToolFormat(StrEnum):

@@ -1,11 +1,11 @@
 """What was used of a deployment in an hour, for those who send bills."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from mesh.domain.energy import plus
 from mesh.domain.ids import DeploymentName
+from mesh.domain.values import dataclass, replace
 
 HOUR_S = 3600
 

@@ -1,6 +1,6 @@
 """Read-only pictures of a cell, for people and APIs. Decisions do not use them."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from mesh.domain.deployment import DeploymentSpec
@@ -13,6 +13,7 @@ from mesh.domain.ranges import Factor, Instant, Share
 from mesh.domain.reasons import DeviceKind, ProfileSource, RefusalReason, Verdict
 from mesh.domain.revision import RevisionState
 from mesh.domain.steps import LoadTier
+from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

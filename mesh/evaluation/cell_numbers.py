@@ -7,12 +7,12 @@ limit + index * TPOT. Before: outcomes and node series. After: tables, charts, J
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from mesh.domain.energy import NO_ENERGY, EnergyView
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.values import dataclass
 from mesh.evaluation.series import NodeSeries, nodes_busy, nodes_in_use
 from mesh.report.distribution import Distribution
 

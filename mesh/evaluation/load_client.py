@@ -10,7 +10,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.channel import dial
 from mesh.wire.codec import event_from_wire

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from statistics import fmean
 
@@ -21,6 +21,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import SLO_TOKENS_PER_S_MAX, Slo
+from mesh.domain.values import dataclass
 from mesh.policy.colocated import alone_s, batched_s
 from mesh.policy.rules.chunked import CHUNKED
 from mesh.sim.cluster import Arrival, VirtualCell

@@ -6,7 +6,7 @@ the same. Before: `mesh sim --replay`. After: `mesh.runtime.journal`, which read
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 from mesh.evaluation.summary import Summary, summarize
 from mesh.runtime.host import Core
 from mesh.runtime.journal import (

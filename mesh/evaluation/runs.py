@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from typing import Any, Generic, Protocol, TypeVar
 
 from mesh.domain.errors import MeshError
+from mesh.domain.values import dataclass
 from mesh_loader.bounded_child import die_with_parent
 
 JOBS_MAX = 256

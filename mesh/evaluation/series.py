@@ -7,11 +7,11 @@ virtual second; counters are read as differences, so that a second's share of us
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.values import dataclass
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.node import VirtualNode
 

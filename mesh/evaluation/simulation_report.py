@@ -4,12 +4,13 @@ a live cell has, of the outcomes that its callers saw.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mesh.domain.energy import NO_ENERGY, EnergyView
 from mesh.domain.ids import NodeId
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.values import dataclass
 from mesh.domain.views import CellLine, PrefetchView
 from mesh.evaluation.summary import Summary
 from mesh.report.calls import CallBook, CallEnd

@@ -5,10 +5,10 @@ Before: outcomes, of a virtual cell, a live one or a journal. After: tables, JSO
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from mesh.domain.outcome import Outcome
+from mesh.domain.values import dataclass
 from mesh.report.distribution import Distribution
 
 

@@ -7,7 +7,6 @@ goes on alike; it is made for the client's tenant. Before: the core's performer.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import cast
 
 import grpc
@@ -18,6 +17,7 @@ from mesh.domain.front import AskCell, CellEnded, CellTold, DropCall
 from mesh.domain.ids import CellName, RequestId
 from mesh.domain.invocation import Finished, Resume, TokenPrompt
 from mesh.domain.request import Request
+from mesh.domain.values import replace
 from mesh.front.cells import CellLink, explained
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.access import said_for

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from enum import Enum, auto
 from math import inf
 from typing import Any, cast
@@ -38,6 +37,7 @@ from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.request import Request
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
+from mesh.domain.values import replace
 from mesh.domain.views import (
     CellSnapshot,
     ClassView,

@@ -6,11 +6,11 @@ Exit codes: 0 stopped as asked, 1 failed, 2 usage. The log goes to stderr.
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mesh.controller.main import exit_code, parsed, served, settle
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import replace
 from mesh.front.options import OPTIONS, read_cells
 from mesh.front.server import FrontConfig, serve
 from mesh.wire.credentials import Tls, credentials, read_credentials, show

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from mesh.controller.lookup import find_deployment
@@ -23,6 +22,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import CellName, DeploymentName, NodeId, OperationId
 from mesh.domain.revision import RevisionState, public
+from mesh.domain.values import replace
 from mesh.domain.views import Arrivals, CellSnapshot, DeploymentSnapshot, InstancePlan, Prospect
 from mesh.front.cells import FrontCells
 from mesh.runtime.operator import Replies

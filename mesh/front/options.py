@@ -1,11 +1,10 @@
 """The options of a front, from which its parser and `mesh front` derive."""
 
-from dataclasses import replace
-
 from mesh.controller.options import OPTIONS as CONTROLLER_OPTIONS
 from mesh.domain.checks import check_name
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import CellName
+from mesh.domain.values import replace
 from mesh.runtime.options import Option
 from mesh.wire.channel import parse_address
 

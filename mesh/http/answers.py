@@ -10,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from pydantic import BaseModel
 from mesh.domain.invocation import Accepted, Finished, Invocation, Tokens
 from mesh.domain.reasons import FinishReason
 from mesh.domain.text import ToolFormat
+from mesh.domain.values import dataclass, replace
 from mesh.http.logprobs import (
     Characters,
     ChatLogprobs,

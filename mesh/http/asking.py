@@ -7,7 +7,6 @@ is ignored.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from mesh.domain.checks import CONTEXT_TOKENS_MAX
@@ -24,6 +23,7 @@ from mesh.domain.invocation import (
 )
 from mesh.domain.request import TokenBias
 from mesh.domain.text import ChatMessage, SamplingDefaults, ToolFormat
+from mesh.domain.values import replace
 from mesh.http import tools
 from mesh.http.bodies import Body, ChatBody, CompletionBody, Message, TextPart
 from mesh.http.tools import Strict, calls_of, check_tools, requires_call

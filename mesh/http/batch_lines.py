@@ -8,7 +8,7 @@ that is torn is what has been answered. Before: `batches`. After: the files.
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -18,6 +18,7 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from mesh.domain.errors import InvalidInput, StorageError
+from mesh.domain.values import dataclass
 from mesh.http.bodies import ChatBody, CompletionBody, check_containers, validated
 from mesh.http.embeddings import EmbeddingsBody
 from mesh.http.kept_files import BatchError

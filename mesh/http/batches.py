@@ -12,7 +12,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from typing import Annotated, Any, Literal
@@ -30,6 +29,7 @@ from mesh.domain.errors import InvalidInput, MeshError, NotFound, Refused, Stora
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import BATCH, BatchState, advance
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.values import replace
 from mesh.http.batch_lines import (
     ERRORS_MAX,
     Answer,

@@ -6,10 +6,11 @@ After: the writer of either, which says how its protocol tells each of these ste
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from mesh.domain.invocation import Accepted, Finished, Tokens
+from mesh.domain.values import dataclass
 from mesh.http.answers import AnswerTo, Writer
 from mesh.http.logprobs import TokenLogprob, chat_logprobs
 from mesh.http.refusals import encoded

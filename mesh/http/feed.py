@@ -11,12 +11,13 @@ import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Protocol
 
 from mesh.domain.access import Caller, Role
 from mesh.domain.errors import Unavailable
 from mesh.domain.recent import CellSample
+from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
 from mesh.http.refusals import encoded
 from mesh.report.cell_state import CellPicture, State, cell_state, change

@@ -6,7 +6,6 @@ gateway is asked, and what it yields is written as a stream or whole.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -23,6 +22,7 @@ from mesh.domain.invocation import (
     check_complete,
 )
 from mesh.domain.text import ToolFormat
+from mesh.domain.values import replace
 from mesh.http.answers import AnswerTo, UsageTold, Writer
 from mesh.http.asking import (
     answers_of,

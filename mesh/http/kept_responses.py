@@ -6,13 +6,13 @@ are kept as bytes. Before: `responses` and the routes. After: nobody; a restart 
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_core import from_json
 
 from mesh.domain.access import TenantName
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import dataclass, replace
 from mesh.http.exchange import BODY_BYTES_MAX
 from mesh.http.refusals import encoded
 from mesh.wire.access import caller

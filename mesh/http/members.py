@@ -5,9 +5,10 @@ it, and a test holds it to the schemas: each member with a type of its own has a
 that were read. After: a call in the words of Chat Completions.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
+
+from mesh.domain.values import dataclass
 
 Protocol = Literal["chat", "completions", "responses", "messages", "ollama"]
 

@@ -7,7 +7,6 @@ time, and its ETag spares sending it. Before: the routes.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,6 +15,8 @@ from pathlib import PurePosixPath
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+from mesh.domain.values import dataclass
 
 INDEX = "index.html"
 MAIN = "main.js"

@@ -7,7 +7,7 @@ LiteLLM tells a prompt that is too long by the message.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.values import dataclass, replace
 from mesh.wire.errors import status_for
 
 Header = tuple[bytes, bytes]

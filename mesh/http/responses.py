@@ -9,7 +9,6 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, Literal
@@ -21,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import replace
 from mesh.http.asking import check_built
 from mesh.http.background import Background, Run, Runs, cancel
 from mesh.http.bodies import (

@@ -9,7 +9,6 @@ Before: `access`, which asks for what a session stands for, and the routes. Afte
 import hmac
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -19,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from mesh.domain.access import Caller, Role
 from mesh.domain.errors import Forbidden, Unauthenticated
+from mesh.domain.values import dataclass
 from mesh.http.bodies import read
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.refusals import encoded

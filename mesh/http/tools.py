@@ -6,7 +6,6 @@ and the grammar that an answer keeps to.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation
 from mesh.domain.text import ToolFormat
+from mesh.domain.values import replace
 from mesh.text.schemas import loosened
 from mesh.text.tool_calls import calls_grammar, turn_of_calls
 

@@ -6,12 +6,12 @@ InvalidInput here, with line and column. `specs` gives the values their meaning.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import dataclass
 
 MANIFEST_BYTES_MAX = 256 * 1024
 DEPTH_MAX = 16

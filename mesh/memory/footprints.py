@@ -6,7 +6,7 @@ been seen often enough, and never below the most that any of them has held. Befo
 sees its process's memory move. After: its footprints, by which the controller books.
 """
 
-from dataclasses import dataclass, replace
+from mesh.domain.values import dataclass, replace
 
 SEEN_MIN = 3
 """Whole lives before less is booked than stated."""

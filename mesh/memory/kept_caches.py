@@ -7,12 +7,13 @@ where it has the same model and context. Before: an engine's unloads. After: its
 
 from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, Protocol, TypeVar
 
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.limits import KEPT_CACHES_MAX
 from mesh.domain.steps import LoadOrder, PrefixChange
+from mesh.domain.values import dataclass
 from mesh.memory.block_keys import CachedDigests, digest_of
 from mesh.memory.kv_blocks import KvBlocks
 

@@ -7,7 +7,8 @@ blocks.
 """
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+
+from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,13 @@ The controller core is the only writer. What comes back from a call is to be sta
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from enum import StrEnum
 from heapq import heappop, heappush, nlargest
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import NOTHING, Size
+from mesh.domain.values import dataclass, replace
 from mesh.memory.shared_weights import SharedWeights
 
 OVERTAKEN_MAX = 8

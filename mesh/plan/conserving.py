@@ -11,12 +11,13 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Protocol
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import Phase
+from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes

@@ -11,7 +11,7 @@ loaded ahead.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 from mesh.compute.times import Times
@@ -20,6 +20,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import NodeId
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.conserving import service_s, token_s
 from mesh.plan.problem import Demand

@@ -7,9 +7,9 @@ it on small cases. After: `mesh.sim.operators` executes it.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import dataclass
 from mesh.plan.problem import LANES_MAX, Plan, Problem, held_bytes
 
 PIECES_MAX = 12

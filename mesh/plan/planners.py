@@ -7,10 +7,11 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import dataclass
 from mesh.plan.problem import REPLICAS_MAX, Choice, Plan, Problem, Staffed, Station
 
 STEPS_MAX = 10_000

@@ -6,7 +6,6 @@ README.md tells how to write one. Before: the queues. After: the books.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Pace, Slo
+from mesh.domain.values import dataclass
 from mesh.policy.plans import Plan, Release, Releases, Shortage
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import (

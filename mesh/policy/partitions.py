@@ -6,10 +6,10 @@ of them within the TPOT SLO (the "tailored" concurrency limits of LLM-Mesh §8.1
 shares count in full: once the one that it shares them with has gone they are in its part alone.
 """
 
-from dataclasses import dataclass
 from math import inf
 
 from mesh.compute.times import Times
+from mesh.domain.values import dataclass
 from mesh.policy.interface import KvDemand, KvSize, StartDemand
 from mesh.policy.room import by_demand
 

@@ -10,7 +10,7 @@ Before: the host, which tells each decision. After: the page's view of requests,
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.actions import DeliverTokens, RefuseRequest, SendCommand, TellAccepted, TellWaiting
 from mesh.domain.deployment import DeploymentSpec
@@ -32,6 +32,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.revision import public_name
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 
 WINDOW_S = 300.0
 """So long a story is kept after its end."""

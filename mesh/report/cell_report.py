@@ -6,11 +6,12 @@ Pure. Before: `calls` and whoever has outcomes. After: JSON, and `cell_page`, wh
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import fmean
 
 from mesh.domain.reasons import FinishReason
 from mesh.domain.recent import CellGauges
+from mesh.domain.values import dataclass
 from mesh.domain.views import CellLine, CellSnapshot
 from mesh.report.calls import CallEnd, Load
 from mesh.report.distribution import Distribution

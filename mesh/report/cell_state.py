@@ -6,11 +6,11 @@ patch. Pure: pictures in, plain values out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.recent import RecentCalls
+from mesh.domain.values import dataclass
 from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot, PrefetchView
 from mesh.report.memory_parts import free_bytes, parts
 from mesh.report.plain import Plain, plain_fields

@@ -5,7 +5,8 @@ charts and benchmarks.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from mesh.domain.values import dataclass
 
 STEPS = 100
 

@@ -5,11 +5,11 @@ charts of a cell draw their sums (`gauges`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.recent import CellGauges
+from mesh.domain.values import dataclass
 from mesh.domain.views import NodeSnapshot
 
 

@@ -4,7 +4,6 @@ The core's action list is its log; this is where it becomes readable. Token traf
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from mesh.domain.actions import (
     CloseLink,
@@ -55,6 +54,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.revision import public_name
 from mesh.domain.units import format_bytes
+from mesh.domain.values import replace
 from mesh.domain.views import CellLine
 from mesh.report.calls import Look
 from mesh.report.narrate_memory import MemoryStory

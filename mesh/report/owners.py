@@ -6,7 +6,6 @@ gives what is deployed under a name.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from mesh.domain.actions import (
@@ -52,6 +51,7 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.revision import public_name
+from mesh.domain.values import dataclass
 from mesh.report.calls import Look
 
 KNOWN_MAX = 10_000

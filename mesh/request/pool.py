@@ -5,11 +5,11 @@ a validation, which owns it. After: `mesh.request.shadow`, which asks who can co
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.steps import part_bytes
+from mesh.domain.values import dataclass
 from mesh.policy.rules.run_queues import RunQueue
 from mesh.policy.rules.swapping import Swap, SwapRule, Weights, wanted
 

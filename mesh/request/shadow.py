@@ -9,13 +9,13 @@ or the next candidate is tried.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, inf
 from operator import itemgetter
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import Prefill, PrefillBudget
+from mesh.domain.values import dataclass
 from mesh.policy.rules.decode_capacity import Job, reached_s, spare_s
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import PaceClass, Prompt, RunQueue

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
@@ -56,6 +56,7 @@ from mesh.domain.request import (
 from mesh.domain.revision import Revisions
 from mesh.domain.slo import Slo
 from mesh.domain.steps import EngineRequest
+from mesh.domain.values import dataclass
 from mesh.runtime.host import Core
 
 CONTROLLER_FORMAT, NODE_FORMAT = 7, 8

@@ -7,13 +7,13 @@ may be is checked here, the same for every engine. Before: `Engine.export_kv`. A
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import xxhash
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import RequestId
 from mesh.domain.steps import EngineRequest, KvChunk, KvHeader
+from mesh.domain.values import replace
 
 
 def chunk_of(block: int, pages: bytes) -> KvChunk:

@@ -7,9 +7,9 @@ happened. After: they wait, or end.
 """
 
 import random
-from dataclasses import dataclass
 
 from mesh.domain.errors import AlreadyExists, Forbidden, InvalidInput, Unauthenticated
+from mesh.domain.values import dataclass
 
 FATAL = frozenset(
     error.__name__ for error in (AlreadyExists, InvalidInput, Unauthenticated, Forbidden)

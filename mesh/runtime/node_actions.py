@@ -6,7 +6,6 @@ post what came of it after its `elapsed_s`.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, TypeVar, assert_never
 
@@ -55,6 +54,7 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.profile import CountedIteration
 from mesh.domain.steps import KvChunk, KvHeader, LoadOrder, LoadTier, PrefixChange
+from mesh.domain.values import dataclass, replace
 from mesh.runtime.engine import Engine, Progress
 
 R = TypeVar("R")

@@ -7,12 +7,12 @@ command line's verbs, and the arguments with which one program starts another.
 import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import platformdirs
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import dataclass
 
 AUTO = "auto"
 DEFAULT_ADDRESS = "127.0.0.1:7070"

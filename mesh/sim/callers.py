@@ -6,7 +6,7 @@ mesh and raises AssertionError. Before: `ControllerPerformer`. After: `mesh.doma
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.actions import (
     DeliverTokens,
@@ -28,6 +28,7 @@ from mesh.domain.request import Request, Resumed
 from mesh.domain.revision import Revisions, public_name
 from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
+from mesh.domain.values import dataclass
 from mesh.runtime.clock import Clock
 from mesh.runtime.controller_actions import Done
 from mesh.sim.sequences import answer_of

@@ -6,9 +6,9 @@ and the evaluation's cells, which choose one. After: `groups`, `cluster`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.values import dataclass
 from mesh.sim.costs import Jitter, NodeCosts
 
 PROCESS_BYTES = 3 << 29

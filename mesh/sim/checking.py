@@ -6,9 +6,9 @@ bench. After: `cell_checks`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from mesh.domain.outcome import Outcome
+from mesh.domain.values import dataclass
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.cell_checks import CellChecks, check_rest

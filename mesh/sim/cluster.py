@@ -8,7 +8,7 @@ After: `mesh.domain.outcome`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.request import Request, SamplingParams
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 from mesh.domain.views import NodesWanted
 from mesh.memory.block_keys import digests_of
 from mesh.policy.registry import DEFAULT_POLICY

@@ -8,13 +8,14 @@ measured them (§6.2, Figure 8).
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any
 
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
 from mesh.domain.steps import LoadRate
+from mesh.domain.values import dataclass
 
 
 class Resizing(StrEnum):

@@ -8,7 +8,6 @@ for as long. Before: `NodePerformer`. After: `virtual_engine`, which keeps its b
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from mesh.compute.load_times import beside_s
 from mesh.compute.times import Times
@@ -18,6 +17,7 @@ from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import Decode, LoadTier, Prefill
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import EngineCapabilities, LoadOrder, Progress, StepResult
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.virtual_engine import NO_LENGTHS, VirtualEngine

@@ -9,13 +9,14 @@ which does the work.
 import random
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint
 from mesh.domain.steps import Decode, LoadOrder, Prefill, StepResult
+from mesh.domain.values import dataclass
 from mesh.memory.shared_weights import SharedWeights
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress

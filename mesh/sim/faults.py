@@ -7,11 +7,11 @@ which makes them happen.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import NodeId
+from mesh.domain.values import dataclass
 
 
 class FaultKind(StrEnum):

@@ -4,7 +4,7 @@ A group checks itself and becomes node plans or deployments. Before: `scenario`.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import inf
 
 from mesh.domain.checks import check_name, check_spec
@@ -18,6 +18,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadRate, LoadTier
+from mesh.domain.values import dataclass
 from mesh.sim.cell_costs import PROCESS_BYTES, CellCosts
 from mesh.sim.costs import GivenCosts, ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan

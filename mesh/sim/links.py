@@ -7,13 +7,13 @@ Nothing is encoded: commands and reports are carried as the values that they are
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import NodeId
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.node_rule import NodeRule
+from mesh.domain.values import dataclass
 from mesh.runtime.clock import Clock
 
 

@@ -7,12 +7,13 @@ been in use. Before: `cluster`. After: `agent`.
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from mesh.domain.energy import Power
 from mesh.domain.ids import ModelId, NodeId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
+from mesh.domain.values import dataclass
 from mesh.policy.rules.turns import TurnRule, name_of
 from mesh.runtime.clock import Clock
 from mesh.runtime.node_actions import Lane

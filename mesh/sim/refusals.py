@@ -8,7 +8,6 @@ whether every token would be in time there were the request to come at that mome
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -34,6 +33,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
 from mesh.domain.request import Request
 from mesh.domain.slo import ColdStart
+from mesh.domain.values import dataclass
 from mesh.policy.room import enough, freed_bytes
 from mesh.sim.cluster import VirtualCell
 

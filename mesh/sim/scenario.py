@@ -7,7 +7,7 @@ arrivals, which `workload` makes, are built of it. Before: `mesh sim`. After: `c
 import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, MeshError, NotFound
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
+from mesh.domain.values import dataclass
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.sim.cell_costs import cell_costs
 from mesh.sim.cluster import Arrival, CellPlan

@@ -9,7 +9,7 @@ After: nothing.
 
 import sys
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import count, islice
 
@@ -29,6 +29,7 @@ from mesh.domain.steps import (
     StepResult,
     repeated,
 )
+from mesh.domain.values import dataclass
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.prefix_walk import PrefixWalk
 

@@ -9,7 +9,6 @@ derived here.
 import json
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -20,6 +19,7 @@ from mesh.domain.ids import ModelId
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.values import dataclass
 from mesh.sim.costs import ModelCosts
 
 DEFAULT = {DeviceKind.CPU: "xeon-32", DeviceKind.GPU: "a100-80gb"}

@@ -8,10 +8,11 @@ After: `cluster`, which invokes what arrives.
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import dataclass
 from mesh.sim.cluster import Arrival
 from mesh_workloads.asked import Asked
 from mesh_workloads.conversations import Conversations

@@ -3,9 +3,8 @@
 Before: the answer's text, in pieces. After: whoever writes it in a protocol.
 """
 
-from dataclasses import dataclass
-
 from mesh.domain.text import ToolFormat
+from mesh.domain.values import dataclass
 from mesh.text import tool_calls
 from mesh.text.thoughts import Thinking, Thought, ThoughtReader
 from mesh.text.tool_calls import Text, ToolReader

@@ -16,12 +16,12 @@ import sys
 import time
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from mesh.domain.errors import InvalidInput, MeshError, ModelError, UnsupportedModel
 from mesh.domain.grammar import Grammar
 from mesh.domain.text import ChatMessage, TextAssets
+from mesh.domain.values import dataclass
 from mesh.text.recognised import decoder_fault
 from mesh.text.tokenizer import TextCodec
 

@@ -12,7 +12,6 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.text import ChatMessage
+from mesh.domain.values import replace
 from mesh.text.thoughts import CLOSE, OPEN
 from mesh.text.tool_calls import MARKS
 

@@ -17,7 +17,6 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -34,6 +33,7 @@ from mesh.domain.errors import (
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.text import TextAssets
 from mesh.domain.units import format_bytes
+from mesh.domain.values import dataclass
 from mesh.text.child import ERROR, HEAD, OVER_MEMORY, TOKENS, TOKENS_MAX, Request
 
 CHILDREN_MAX = 2

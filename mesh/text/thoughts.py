@@ -5,8 +5,7 @@ is wanted; so it is the end of a rendered prompt that tells how an answer begins
 answer's text, in pieces. After: `answer_reader`.
 """
 
-from dataclasses import dataclass
-
+from mesh.domain.values import dataclass
 from mesh.text.stops import overlap
 
 OPEN, CLOSE = "<think>", "</think>"

@@ -6,7 +6,6 @@ built from `TextAssets` alone, so both sides agree. Safe to use from several thr
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 
 from mesh.domain.errors import InvalidInput, MeshError, ModelError, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
+from mesh.domain.values import replace
 from mesh.text import thoughts
 from mesh.text.content_guard import ContentGuard, Conversation
 from mesh.text.thoughts import Thinking

@@ -8,11 +8,11 @@ none is text. Before: the answer's text, in pieces. After: whoever writes it in 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.text import ToolFormat
+from mesh.domain.values import dataclass
 from mesh.text.schemas import embedded
 
 CALLS_MAX = 16

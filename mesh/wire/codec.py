@@ -6,7 +6,7 @@ more than they need to be: there is a report of tokens for each iteration.
 """
 
 from collections.abc import Iterable
-from dataclasses import MISSING, replace
+from dataclasses import MISSING
 from itertools import pairwise
 from math import isfinite
 from typing import Any, TypeVar, assert_never, cast
@@ -56,6 +56,7 @@ from mesh.domain.request import (
     TokenLogprobs,
 )
 from mesh.domain.slo import PACE, Slo
+from mesh.domain.values import replace
 from mesh.domain.views import RevisionView
 from mesh.policy.rules.registry import rule_named
 from mesh.policy.rules.swapping import SwapRule

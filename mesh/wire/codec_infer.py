@@ -8,12 +8,12 @@ which checks the numbers as it does for everyone.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Finished, Invocation, TextPrompt
+from mesh.domain.values import dataclass
 from mesh.v1 import open_inference_pb2 as pb
 from mesh.wire.tensors import TEXT, Value, raw_element, read_inputs
 

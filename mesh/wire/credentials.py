@@ -6,10 +6,10 @@ controller from here on shows it.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import dataclass
 from mesh.wire.access import AUTHORIZATION
 
 KEY_VARIABLE = "MESH_KEY"

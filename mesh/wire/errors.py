@@ -9,7 +9,6 @@ the trailing metadata, so that the command line raises what the controller raise
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -31,6 +30,7 @@ from mesh.domain.errors import (
     Unavailable,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.values import dataclass
 
 
 class Status(NamedTuple):

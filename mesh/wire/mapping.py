@@ -20,7 +20,7 @@ A field that is absent, or whose zero cannot be meant, has the dataclass's defau
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -30,6 +30,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from mesh.domain.ids import DeploymentName
 from mesh.domain.ranges import NotEmpty, Range
+from mesh.domain.values import dataclass
 from mesh.wire.malformed import E, Words, identifier, known, member, nothing_known, require, within
 
 M = TypeVar("M", bound=Message)

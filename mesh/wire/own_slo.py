@@ -1,10 +1,10 @@
 """The SLO class or the limits that a call brings, by headers of HTTP or metadata of gRPC alike."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import Invocation
+from mesh.domain.values import replace
 
 SLO_HEADERS = ("x-slo-ttft-ms", "x-slo-tpot-ms")
 CLASS_HEADER = "x-slo-class"

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Protocol, cast
 from uuid import uuid4
 
@@ -33,6 +32,7 @@ from mesh.domain.invocation import (
     Waiting,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.values import replace
 from mesh.wire.channel import dial_blocking
 from mesh.wire.errors import EndedCall, is_told
 

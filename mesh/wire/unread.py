@@ -8,7 +8,7 @@ event.
 """
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from mesh.domain.errors import InvalidInput, MeshError, ModelError
 from mesh.domain.ids import InstanceId, OperationId, RequestId
@@ -29,6 +29,7 @@ from mesh.domain.messages import (
     TokensReport,
     failure,
 )
+from mesh.domain.values import replace
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.channel import MESSAGE_BYTES_MAX
 from mesh.wire.codec import UNSENDABLE, command_to_wire, report_from_wire, report_to_wire

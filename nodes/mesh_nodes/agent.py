@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.steps import HeldModel, LoadTier
+from mesh.domain.values import replace
 from mesh.policy.rules.turns import TurnRule
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine

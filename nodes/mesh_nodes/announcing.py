@@ -7,12 +7,12 @@ After: the agent, which joins.
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from mesh.domain.messages import NodeStarting
+from mesh.domain.values import replace
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial_blocking

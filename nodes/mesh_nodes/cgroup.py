@@ -6,9 +6,9 @@ the tightest holds. What cannot be read counts as unlimited. `hardware` builds o
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from mesh.domain.values import dataclass
 from mesh_nodes.kernel_files import read
 
 V1_UNLIMITED_BYTES = 1 << 60

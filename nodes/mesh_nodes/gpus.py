@@ -7,10 +7,10 @@ node's options and books. After: NVML.
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.values import dataclass
 from mesh_nodes.hardware import Hardware
 
 MEMORY_SHARE = 0.9

@@ -8,12 +8,12 @@ from it.
 import os
 import re
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import EngineCapabilities
+from mesh.domain.values import dataclass
 from mesh_nodes.cgroup import cgroup_limits
 from mesh_nodes.kernel_files import read
 from mesh_nodes.topology import SYS, cores_of, numa_node, usable_cpus

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelInfo, WeightPrecision
 from mesh.domain.text import TextAssets
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Progress, same_phase
 from mesh.text.assets import read_assets
 from mesh.text.pool import Owner, TextPool, codec_key

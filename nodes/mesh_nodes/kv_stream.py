@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
@@ -31,6 +31,7 @@ from mesh.domain.ids import NodeId
 from mesh.domain.limits import KV_MOVE_BYTES_MAX, KV_SLICE_BYTES
 from mesh.domain.messages import OfferKv
 from mesh.domain.steps import KvChunk, KvHeader
+from mesh.domain.values import dataclass, replace
 from mesh.runtime.engine import Engine
 from mesh.runtime.kv_layout import checked_chunk
 from mesh.runtime.node_actions import Fetched, KvFetched, Lane, Lanes

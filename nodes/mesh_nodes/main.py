@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from mesh import __version__
@@ -23,6 +22,7 @@ from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello, NodeStarting
 from mesh.domain.steps import LoadTier
 from mesh.domain.units import format_bytes
+from mesh.domain.values import replace
 from mesh.policy.rules.turns import name_of
 from mesh.runtime.engine import Engine
 from mesh.runtime.logs import begin_logging

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,7 @@ from mesh.domain.model import Footprint, ModelInfo, WeightPrecision, stored_id
 from mesh.domain.node_events import NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
+from mesh.domain.values import dataclass, replace
 from mesh.runtime.engine import Progress
 from mesh.runtime.node_actions import Brought, Lane, Lanes
 from mesh_loader import locks

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +16,7 @@ from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.source_rules import SourceRules, read_source_rules
 from mesh.domain.units import format_bytes, parse_bytes
+from mesh.domain.values import dataclass
 from mesh.runtime.options import (
     AUTO,
     DEFAULT_ADDRESS,

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +33,7 @@ from mesh.domain.steps import (
     StepResult,
 )
 from mesh.domain.text import TextAssets
+from mesh.domain.values import replace
 from mesh.runtime.engine import Ended, Engine, Progress
 from mesh.text.assets import read_assets
 from mesh.text.detokenize import Detokenizer

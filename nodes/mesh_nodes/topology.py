@@ -9,10 +9,10 @@ counts with it.
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import dataclass
 from mesh_nodes.kernel_files import read
 
 SYS = Path("/sys/devices/system")

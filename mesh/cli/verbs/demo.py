@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +37,7 @@ from mesh.domain.invocation import Accepted, ChatPrompt, Finished, Invocation
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
 from mesh.domain.text import ChatMessage
+from mesh.domain.values import dataclass
 from mesh.wire.client import MeshClient
 
 INDENT = "  "

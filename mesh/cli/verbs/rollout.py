@@ -1,7 +1,6 @@
 """`mesh rollout`: the revisions of a deployment, and the way back to an earlier one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import click
 
@@ -12,6 +11,7 @@ from mesh.cli.spec_changes import Change, changes
 from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.ids import DeploymentName
 from mesh.domain.revision import RevisionState
+from mesh.domain.values import dataclass
 from mesh.domain.views import DeploymentSnapshot, RevisionView
 from mesh.wire.client import MeshClient
 

@@ -7,7 +7,6 @@ that goes away while it is watched may come back within RECONNECT_S_MAX.
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import click
 from rich.live import Live
@@ -20,6 +19,7 @@ from mesh.cli.tables import OPERATIONS, hundredths, mebibytes, milliseconds, wan
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import NodeState
+from mesh.domain.values import dataclass
 from mesh.domain.views import CellStatus, DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
 from mesh.report.memory_parts import Part, free_bytes, parts
 from mesh.wire.client import MeshClient

@@ -6,7 +6,6 @@ else; `mesh.runtime.host` calls it, live and simulated.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import assert_never
 
 from mesh.core.controller import (
@@ -70,6 +69,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.revision import Revisions, public_name
+from mesh.domain.values import replace
 from mesh.domain.views import (
     Arrivals,
     CellSnapshot,

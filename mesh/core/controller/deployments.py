@@ -4,8 +4,6 @@ A deployment is acknowledged only after a node has imported its model, which pro
 is whole and supported, and after the registry has written it. A call that fails leaves no trace.
 """
 
-from dataclasses import replace
-
 from mesh.core.controller import rollouts
 from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.operations import (
@@ -35,6 +33,7 @@ from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import ImportDone, ImportModel
 from mesh.domain.reasons import OperationKind, RefusalReason
 from mesh.domain.revision import name_in_cell, named, next_number, number_of, public_name
+from mesh.domain.values import replace
 from mesh.request.candidates import Candidates
 
 

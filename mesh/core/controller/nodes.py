@@ -5,8 +5,6 @@ Everything that a lost node held is forgotten at once, and its requests go elsew
 tokens so far. What a node says while it is linked is taken by `reports`.
 """
 
-from dataclasses import replace
-
 from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, unload
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import resuming
@@ -19,6 +17,7 @@ from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone
 from mesh.domain.events import DrainRequested, NodeConnected
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.values import replace
 from mesh.memory.station import ReservationStation
 from mesh.policy.rules.swapping import SwapRule, by_whole
 from mesh.policy.rules.turns import name_of

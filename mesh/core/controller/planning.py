@@ -6,8 +6,6 @@ quick they are, and how well that is known. An operator may ask for a plan; a de
 the judge of every call. Before: `core`.
 """
 
-from dataclasses import replace
-
 from mesh.core.controller.instances.kv_cache import batch_max
 from mesh.core.controller.requests.replicas import warm
 from mesh.core.controller.requests.search import InstanceNeeds
@@ -19,6 +17,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.reasons import ProfileSource
+from mesh.domain.values import replace
 from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.live import Host, plan
 

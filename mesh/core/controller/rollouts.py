@@ -6,8 +6,6 @@ ready, as many as serve, or as many as there is room for. One that fails to load
 in time, is given up, and the other serves on. Before: `deployments`. After: the registry.
 """
 
-from dataclasses import replace
-
 from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.operations import begin, being_written, fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
@@ -36,6 +34,7 @@ from mesh.domain.revision import (
     to_go_back_to,
     with_revision,
 )
+from mesh.domain.values import replace
 from mesh.policy.guarded import Guarded
 from mesh.request.candidates import Candidates
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from statistics import median
 
 from mesh.compute.times import Times
@@ -17,6 +16,7 @@ from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.profile import Profile
 from mesh.domain.revision import RevisionState, number_of, public, public_name
+from mesh.domain.values import replace
 from mesh.domain.views import (
     CellSnapshot,
     ClassView,

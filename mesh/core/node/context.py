@@ -1,10 +1,11 @@
 """The context of one event in the node core: the time, and what has been decided so far."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.core.node.state import LocalNode
 from mesh.domain.actions import NodeAction, SendReport
 from mesh.domain.messages import NodeReport
+from mesh.domain.values import dataclass
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

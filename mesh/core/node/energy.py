@@ -7,12 +7,12 @@ tokens, by which the controller's books share the joules out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 from mesh.compute.times import Times
 from mesh.domain.energy import Energy, EnergyReading, EnergySource, Power
 from mesh.domain.steps import StepResult
+from mesh.domain.values import dataclass
 
 UNREAD = EnergyReading()
 

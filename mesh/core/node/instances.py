@@ -1,7 +1,6 @@
 """Instances on a node: loads, resizes, unloads, and what a lost link leaves."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mesh.compute.correction import share_trials
 from mesh.compute.learned_correction import LearnedCorrection
@@ -27,6 +26,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.node_rule import Adopted
+from mesh.domain.values import replace
 
 
 def load(ctx: NodeEventContext, node: LocalNode, command: LoadInstance) -> None:

@@ -1,10 +1,11 @@
 """What the node core knows of the cached KV blocks of one instance, as its engine tells."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
 from mesh.domain.steps import PrefixChange
+from mesh.domain.values import dataclass
 
 DIGESTS_MAX = 32_768
 """The most digests that are kept of an instance and told in a hello: 256 KiB on the wire."""

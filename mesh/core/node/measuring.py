@@ -9,8 +9,6 @@ the node has had nothing to do for a while, all that its KV cache holds without 
 it. These pieces are short, and give way to whatever comes: a request, a load, a command.
 """
 
-from dataclasses import replace
-
 from mesh.compute.operators import OperatorSurvey
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
@@ -33,6 +31,7 @@ from mesh.domain.model import ENCODERS
 from mesh.domain.node_events import MeasureBroke, MeasureFinished
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import ProfileSource
+from mesh.domain.values import replace
 
 PROGRESS_SHARE = 0.01
 """The controller is told of the progress whenever the survey has got on by this share."""

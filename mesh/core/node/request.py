@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from mesh.domain.ids import InstanceId, RequestId
@@ -10,6 +10,7 @@ from mesh.domain.limits import KEPT_OUTPUTS_MAX
 from mesh.domain.messages import HeldRequest
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.slo import next_due_s
+from mesh.domain.values import replace
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,6 +1,6 @@
 """What the node core knows: its instances and the requests on each, with their deadlines."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 
 from mesh.compute.correction import Correction
@@ -18,6 +18,7 @@ from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import ProfileSource
 from mesh.domain.steps import HeldModel, LoadTier, part_bytes
+from mesh.domain.values import dataclass
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import RunQueue
 from mesh.policy.rules.swapping import Swap, by_parts

@@ -6,7 +6,6 @@ without KV caches, those included that wait to come or to grow: they begin as so
 made room. Before: the node core. After: `Engine.swap`, and what came of it, told by a heartbeat.
 """
 
-from dataclasses import replace
 from math import inf
 from typing import cast
 
@@ -17,6 +16,7 @@ from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.state import LocalNode
 from mesh.domain.actions import SwapWeights
 from mesh.domain.node_events import StepBroke, SwapFinished
+from mesh.domain.values import replace
 from mesh.policy.rules.rounds import WorkingWeights
 from mesh.policy.rules.swapping import BEHIND_S, SwapRule, wanted
 

@@ -7,12 +7,12 @@ both sides, in the order of the arrivals. After: tables.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.values import dataclass
 from mesh.report.distribution import Distribution
 
 TPOT_ERROR_MAX = 0.03

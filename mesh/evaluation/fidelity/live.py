@@ -8,7 +8,6 @@ measured. Before: `mesh bench fidelity`, which starts the cell. After: `report`.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from mesh.domain.errors import StorageError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 from mesh.domain.views import NodeSnapshot
 from mesh.evaluation.bursts import bursts, calls_of
 from mesh.evaluation.fidelity.observing import Observer

@@ -6,7 +6,7 @@ Times are points on the node's clock, which is its machine's. Before: `mesh.runt
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.actions import SendReport, StartMeasure, StartStep
 from mesh.domain.ids import InstanceId, RequestId
@@ -23,6 +23,7 @@ from mesh.domain.messages import (
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, MeasureFinished, StepFinished
 from mesh.domain.profile import IterationShape
+from mesh.domain.values import dataclass
 from mesh.runtime.journal import Decision
 
 

@@ -1,7 +1,7 @@
 """A virtual cell after a live one: its node, its deployments, what was measured of both."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.messages import NodeHello
@@ -9,6 +9,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.steps import LoadRate
+from mesh.domain.values import dataclass
 from mesh.domain.views import LoadTimesView, NodeSnapshot
 from mesh.sim.cluster import SETTLE_S, Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import ModelCosts, NodeCosts

@@ -8,7 +8,7 @@ command line. After: its tables.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mesh.compute.times import Times
 from mesh.domain.deployment import Deployment
@@ -17,6 +17,7 @@ from mesh.domain.ids import RequestId
 from mesh.domain.messages import NodeHello
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
+from mesh.domain.values import dataclass
 from mesh.evaluation.fidelity.calibrating import calibrate, delay_s, jitter, pace
 from mesh.evaluation.fidelity.comparing import Comparison, compare
 from mesh.evaluation.fidelity.observing import Observed

@@ -6,7 +6,7 @@ mesh. Before: `mesh bench paper`. After: `cell_numbers`.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from math import ceil, inf
 from pathlib import Path
@@ -16,6 +16,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 from mesh.evaluation.cell_numbers import CellNumbers, cell_numbers
 from mesh.evaluation.series import NodeSeries, Sampler
 from mesh.sim.cell_costs import MEASURED, CellCosts

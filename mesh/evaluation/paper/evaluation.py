@@ -5,8 +5,8 @@ Before: runs of cells. After: `tables`, `charts`, `record`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from mesh.domain.values import dataclass
 from mesh.evaluation.cell_numbers import CellNumbers
 from mesh.evaluation.series import NodeSeries
 from mesh.sim.refusals import RefusalCounts

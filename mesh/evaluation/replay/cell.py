@@ -7,10 +7,11 @@ of the client. Before: `mesh replay`. After: `replay_plan`, which needs the cont
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.errors import NotFound
 from mesh.domain.ids import ModelId
+from mesh.domain.values import dataclass
 from mesh.domain.views import DeploymentSnapshot
 from mesh.evaluation.replay.results import CallResult
 from mesh.text.tokenizer import TextCodec

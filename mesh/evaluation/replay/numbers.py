@@ -8,8 +8,8 @@ JSON, the page.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from mesh.domain.values import dataclass
 from mesh.evaluation.replay.results import CallResult
 from mesh.report.distribution import Distribution
 

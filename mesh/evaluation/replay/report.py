@@ -3,8 +3,7 @@
 Before: `numbers`, `cell`, `simulating`. After: the command line; `page`.
 """
 
-from dataclasses import dataclass
-
+from mesh.domain.values import dataclass
 from mesh.evaluation.replay.cell import Counted
 from mesh.evaluation.replay.numbers import ReplayNumbers, WorkerNumbers
 from mesh.evaluation.replay.results import CallResult

@@ -4,10 +4,9 @@ A call that was sent has an outcome, judged as every other of mesh's is; one too
 not sent. Before: `running`. After: `numbers`, `record`, `page`.
 """
 
-from dataclasses import dataclass
-
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.values import dataclass
 from mesh.evaluation.load_client import NOT_SENT, STOPPED
 from mesh_workloads.replay_plan import Call
 

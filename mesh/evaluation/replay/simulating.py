@@ -6,13 +6,14 @@ promise. `mesh bench fidelity` says how far that carries. Before: `running`. Aft
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, ModelId, NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.profile import Profile
+from mesh.domain.values import dataclass
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot, ProfileView
 from mesh.evaluation.fidelity.planning import hello_of, seen_by_client
 from mesh.evaluation.replay.results import CallResult

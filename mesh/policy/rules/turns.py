@@ -5,12 +5,13 @@ Before: run queues, filled by who asks. After: an engine step, or the next turn 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from mesh.domain.ids import RequestId
 from mesh.domain.node_rule import RuleName
 from mesh.domain.steps import Prefill
+from mesh.domain.values import dataclass
 from mesh.policy.rules.run_queues import NOBODY, RunQueue
 
 

@@ -5,7 +5,8 @@ charts.
 """
 
 import math
-from dataclasses import dataclass
+
+from mesh.domain.values import dataclass
 
 Points = tuple[tuple[float, float], ...]
 

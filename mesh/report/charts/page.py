@@ -5,12 +5,12 @@ Layout and colours are in `page.html`. Before: whoever has something to show. Af
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from mesh.domain.values import dataclass
 from mesh.report.charts.chart import Chart, LineChart
 from mesh.report.charts.svg import DASHES, SERIES_MAX, names, svg
 

@@ -13,12 +13,13 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from heapq import heappop, heappush
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import OUTSIDE_LAYERS, Operator, OperatorTable, Phase, Role
+from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement
 from mesh.plan.problem import LANES_MAX, Plan
 from mesh.sim.clock import HeapClock

@@ -7,7 +7,6 @@ divided over devices, follows from the model's shape by the fits of the file. Af
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -25,6 +24,7 @@ from mesh.domain.operators import (
     check_roles,
 )
 from mesh.domain.profile import Grid
+from mesh.domain.values import dataclass
 
 BYTES = 2
 """The size of a weight, of an activation, and of a number of the KV cache."""

@@ -5,12 +5,12 @@ can tell: how much of the device's memory the node takes at any time. After: the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.compute.load_times import PRIORS
 from mesh.domain.errors import Unavailable
 from mesh.domain.steps import EngineCapabilities, HeldModel, LoadTier
+from mesh.domain.values import dataclass
 from mesh.runtime.engine import Engine
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.host_memory import own_resident_bytes

@@ -6,13 +6,13 @@ all others, is computed in one iteration. Before: an engine's batch, its instanc
 """
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mesh.domain.errors import TornModel
 from mesh.domain.model import ENCODERS, ModelInfo, Task
+from mesh.domain.values import dataclass
 from mesh_loader.config_keys import CONFIG, NORMALISED, POOLING, check_config
 from mesh_loader.encoders import Pooling
 from mesh_loader.model_info import read_json

@@ -10,13 +10,13 @@ on.
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.request import SamplingParams, TokenLogprobs
 from mesh.domain.steps import EngineRequest
+from mesh.domain.values import dataclass
 from mesh_nodes.engines.grammars import Constraint
 from mesh_nodes.engines.partial_selection import Columns, nucleus_pick, pick
 from mesh_nodes.engines.philox import uniforms

@@ -7,7 +7,6 @@ by eq. 2, the watermark, M_require where M_recommend does not fit. Before: `requ
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from mesh.core.controller.instances.open_options import idle_to_unload
@@ -20,6 +19,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.model import Footprint
+from mesh.domain.values import dataclass
 from mesh.memory.demand import expected_tokens
 from mesh.memory.station import ReservationKind
 from mesh.policy.interface import KvDemand, KvSize, StartDemand

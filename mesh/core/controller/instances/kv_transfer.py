@@ -7,7 +7,6 @@ request (`requests.search`). After: the request's node fetches them (docs/migrat
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import ip_address
 
 from mesh.compute.times import Times
@@ -16,6 +15,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import MigrationState
+from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ one before.
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from typing import cast
 
@@ -27,6 +26,7 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import part_bytes
+from mesh.domain.values import dataclass, replace
 from mesh.memory.station import NEWCOMER, ReservationKind
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, Swap, SwapRule

@@ -6,7 +6,6 @@ sent to the node. Before: `kv_cache` and `search`, which decide sizes. After: th
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from mesh.compute.times import Times
 from mesh.core.controller.state.context import EventContext
@@ -18,6 +17,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
 from mesh.domain.model import NOTHING, Size
+from mesh.domain.values import replace
 from mesh.memory.demand import expected_tokens
 from mesh.memory.station import LOADS, Reservation, ReservationKind
 

@@ -9,7 +9,6 @@ client has is looked at by `mesh.controller.gateway`. Before: `nodes`, `serving`
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from math import isfinite
 
@@ -33,6 +32,7 @@ from mesh.domain.node_rule import Adopted
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens, Resumed
 from mesh.domain.revision import public_name
+from mesh.domain.values import replace
 
 SERVING = (DeploymentState.READY, DeploymentState.RETIRING)
 AGE_S_MAX = 7 * 86_400.0

@@ -1,7 +1,5 @@
 """The life of a request as the controller decides it: checked, queued, streamed, moved, ended."""
 
-from dataclasses import replace
-
 from mesh.core.controller.instances.kv_cache import batch_max, grow, missing_bytes, note_longer
 from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.requests import migration, resuming
@@ -26,6 +24,7 @@ from mesh.domain.model import ENCODERS
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens, Resumed
 from mesh.domain.slo import Slo
+from mesh.domain.values import replace
 
 
 def invoke(

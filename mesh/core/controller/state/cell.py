@@ -5,7 +5,7 @@ that holds it. They conform to the views that policies and placement take, so th
 the live state and copies nothing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.expectations import Expectations
@@ -25,6 +25,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import ATTEMPTS_EACH
 from mesh.domain.revision import Revision, Revisions, public_name
+from mesh.domain.values import dataclass
 
 EPOCHS_MAX = 1 << 21
 """Epochs are counted modulo this, so that attempts are numbers of 32 bits."""

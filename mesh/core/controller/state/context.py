@@ -5,7 +5,7 @@ has `requests.queueing` look at what may find a place now.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -20,6 +20,7 @@ from mesh.domain.lifecycle import NodeState
 from mesh.domain.limits import CellLimits
 from mesh.domain.revision import public_name
 from mesh.domain.units import format_bytes
+from mesh.domain.values import dataclass
 from mesh.policy.guarded import Guarded
 from mesh.policy.plans import Release
 

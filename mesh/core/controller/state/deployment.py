@@ -6,7 +6,7 @@ Owned by the controller core, like all entries. What its requests have been refu
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from math import exp, inf, log1p
 
 from mesh.core.controller.state.instance import InstanceEntry
@@ -19,6 +19,7 @@ from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, ad
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass, replace
 from mesh.domain.views import Arrivals, PlannedView
 from mesh.request.candidates import Candidates
 

@@ -5,10 +5,9 @@ and the time that the request will need there. Owned by the controller core, lik
 Before: `requests.migration`, which decides. After: the request runs in the place of its copy.
 """
 
-from dataclasses import dataclass
-
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import MIGRATION, MigrationState, advance
+from mesh.domain.values import dataclass
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

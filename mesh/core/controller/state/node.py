@@ -6,7 +6,7 @@ that policies and placement take.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import exp2
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from mesh.domain.model import Footprint, ModelInfo, imported_id
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
+from mesh.domain.values import replace
 from mesh.memory.demand import estimate_footprint
 from mesh.memory.shared_weights import SharedWeights
 from mesh.memory.station import ReservationKind, ReservationStation

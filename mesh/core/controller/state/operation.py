@@ -1,7 +1,5 @@
 """An operator's call under way, as the controller core knows it. Owned by the controller core."""
 
-from dataclasses import dataclass
-
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.deployment import Deployment
@@ -9,6 +7,7 @@ from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import OperationKind
 from mesh.domain.revision import Revisions
+from mesh.domain.values import dataclass
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -5,9 +5,10 @@ fetched; loads for callers say whether they found it. Owned by the controller co
 entries.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 
 from mesh.domain.ids import ModelId, OperationId
+from mesh.domain.values import dataclass, replace
 from mesh.domain.views import PrefetchView
 
 ATTEMPTS_MAX = 2

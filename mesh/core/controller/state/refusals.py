@@ -17,11 +17,12 @@ before it validates.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from mesh.domain.reasons import Verdict
+from mesh.domain.values import dataclass
 from mesh.policy.plans import Shortage
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ disagree on where it runs, or will.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.lifecycle import REQUEST, RequestState, advance
 from mesh.domain.request import Request, RequestTokens, Resumed
 from mesh.domain.slo import PACE, Pace, Slo, next_due_s
+from mesh.domain.values import replace
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.instance import InstanceEntry

@@ -2,12 +2,13 @@
 which still answer. Owned by the controller core, like all entries.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName
 from mesh.domain.revision import Revisions, public_name, starting
+from mesh.domain.values import dataclass
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

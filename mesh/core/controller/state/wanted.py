@@ -7,11 +7,12 @@ last seconds, those that found a place and those that lacked a node, and how man
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.limits import NodeRange
+from mesh.domain.values import dataclass
 
 LOOK_S = 0.9
 """Looks are no closer together: most controllers have one a second."""

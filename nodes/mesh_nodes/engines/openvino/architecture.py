@@ -5,13 +5,13 @@ it comes the store's folder, after it `weights` (which tensors there must be) an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ENCODERS, Task
+from mesh.domain.values import dataclass
 from mesh_loader.architectures import (
     GEMMAS,
     MIXTURES,

@@ -11,13 +11,14 @@ costs most.
 """
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
 from mesh.domain.steps import Decode, Prefill, PrefillBudget
+from mesh.domain.values import dataclass
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import paged_attention as names
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX

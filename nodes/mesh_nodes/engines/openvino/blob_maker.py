@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ import numpy.typing as npt
 from mesh.domain.errors import Cancelled, EngineError, MeshError, StorageError
 from mesh.domain.model import WeightPrecision
 from mesh.domain.units import format_bytes
+from mesh.domain.values import dataclass
 from mesh_loader.bounded_child import end_first, run_bounded
 from mesh_loader.disk import require_free
 from mesh_nodes.engines.openvino.architecture import read_architecture

@@ -6,7 +6,6 @@ GGUF file, the 4-bit blocks that the file had in their place.
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh.domain.values import dataclass
 from mesh_loader.gguf_names import BLOCKS_FILE as BLOCKS
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ import openvino.opset13 as ops
 
 from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel
 from mesh.domain.model import ComputePrecision, ModelFormat, ModelInfo, Task, WeightPrecision
+from mesh.domain.values import dataclass, replace
 from mesh.runtime.engine import LoadOrder, Progress
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify, require_originals
 from mesh_loader.prepared_key import openvino_key

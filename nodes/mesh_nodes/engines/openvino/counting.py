@@ -10,13 +10,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import openvino as ov
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.operators import Role
 from mesh.domain.profile import CountedIteration, IterationShape
+from mesh.domain.values import dataclass
 from mesh.memory.cache_budget import CacheBudget
 from mesh_nodes.engines.openvino.compilation import Compiler, engine_errors, return_memory
 from mesh_nodes.engines.openvino.graph import role_of

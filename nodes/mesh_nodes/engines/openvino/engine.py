@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import openvino as ov
@@ -31,6 +30,7 @@ from mesh.domain.steps import (
     PrefixChange,
     repeated,
 )
+from mesh.domain.values import replace
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kept_caches import KeptCaches
 from mesh.memory.shared_weights import counted_once

@@ -9,12 +9,12 @@ model's prepared file, and for the rest in the head. What mesh knows of the form
 import struct
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.errors import EngineError
+from mesh.domain.values import dataclass
 from mesh_nodes.engines.openvino.compiled_import import ATTENTION_TYPE, IMPORTED_TYPE
 from mesh_nodes.engines.openvino.graph import ROPE_TABLES
 from mesh_nodes.engines.openvino.prepared import Layout

@@ -6,7 +6,7 @@ prefill and many shapes, on four models of 0.13 to 1.2 billion parameters: what 
 was 0 to 35 % less than estimated, never more. What the first load leaves behind is the node's.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.model import (
     ComputePrecision,
@@ -16,6 +16,7 @@ from mesh.domain.model import (
     ModelInfo,
     WeightPrecision,
 )
+from mesh.domain.values import dataclass
 from mesh_loader.encoders import TEXT_TOKENS_MAX
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.rope import token_bytes

@@ -7,10 +7,11 @@ quantised here. After `checkpoint`, before `prepared` and `graph`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from mesh.domain.values import dataclass
 
 GROUP = 32
 """Weights of a row that share a scale: what llama.cpp's 4-bit types have, and ours with offsets."""

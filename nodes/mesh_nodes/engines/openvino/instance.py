@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -22,6 +21,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, TokenLogprobs
 from mesh.domain.steps import Decode, KvChunk, KvHeader, Prefill, PrefixChange
+from mesh.domain.values import dataclass, replace
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shared_weights import SharedWeights

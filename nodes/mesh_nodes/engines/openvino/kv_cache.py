@@ -9,7 +9,6 @@ each layer's cache is scratch for padding: block b of the pool is block b + FIRS
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import pairwise
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from mesh.domain.errors import OutOfMemory
+from mesh.domain.values import dataclass
 from mesh_nodes.engines.openvino.blocks import Blocks, runs
 from mesh_nodes.engines.openvino.held_blocks import HeldBlocks
 from mesh_nodes.engines.openvino.paged_attention import KEY_CACHE, VALUE_CACHE

@@ -8,12 +8,12 @@ After: the footprints that it states; the rule itself is `mesh.memory.footprints
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.units import format_bytes
+from mesh.domain.values import replace
 from mesh.memory.footprints import Seen, booked_bytes
 from mesh_nodes.engines.openvino.footprint import (
     Reached,

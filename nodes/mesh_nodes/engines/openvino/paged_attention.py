@@ -6,12 +6,12 @@ minor release. `graph` builds with it; `ir` leaves a model that has the same inp
 `compiled_import` builds it again where OpenVINO exported one.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import openvino.opset13 as ops
 from openvino import Node, Output, Type
 from openvino.op import _PagedAttentionExtension
+
+from mesh.domain.values import dataclass
 
 BLOCK_TOKENS = 32
 """The CPU plugin fixes this number of tokens in a block."""

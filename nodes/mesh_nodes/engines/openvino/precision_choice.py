@@ -10,7 +10,6 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import openvino as ov
 
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
+from mesh.domain.values import dataclass, replace
 from mesh_loader.bounded_child import run_bounded
 from mesh_loader.locks import locked
 from mesh_loader.store import ModelStore

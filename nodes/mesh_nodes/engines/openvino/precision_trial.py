@@ -9,7 +9,7 @@ the node's. Its last line is JSON; what goes wrong is that line, with exit code 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ import openvino as ov
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.profile import IterationShape
+from mesh.domain.values import dataclass, replace
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_loader.bounded_child import end_first

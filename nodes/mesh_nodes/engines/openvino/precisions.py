@@ -7,11 +7,11 @@ Prefill and decode share one: a graph that was compiled twice would hold its wei
 """
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 from math import isfinite, prod
 from statistics import median
 
 from mesh.domain.model import ComputePrecision, KvPrecision
+from mesh.domain.values import dataclass
 
 ERROR_RATIO_MAX = 1.5
 """A candidate's error over that of what is known to serve, f32 with activations rounded to 8 bits.

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mesh.domain.errors import StorageError
+from mesh.domain.values import dataclass, replace
 from mesh_loader import locks
 from mesh_loader.digests import write_index
 from mesh_nodes.engines.openvino.mapped_file import MappedFile

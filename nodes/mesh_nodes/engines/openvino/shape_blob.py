@@ -11,13 +11,14 @@ import json
 import os
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mesh.domain.values import dataclass
 from mesh_loader.page_cache import read_ahead
 from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.architecture import Architecture

@@ -6,7 +6,6 @@ needs memory for one tensor. `prepared` writes them to disk; `graph` turns them 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.model import WeightPrecision
+from mesh.domain.values import dataclass
 from mesh_loader.encoders import score_names
 from mesh_nodes.engines.openvino.architecture import Architecture, Encoder
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint, StoredTensor

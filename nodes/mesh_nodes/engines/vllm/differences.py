@@ -8,10 +8,10 @@ has, and does with vLLM's objects what its release takes; it imports none of the
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from mesh.domain.values import dataclass
 from mesh_nodes.engines.vllm.releases import Minor, found_release
 
 

@@ -13,11 +13,12 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol
 
 from mesh.domain.model import ModelInfo
+from mesh.domain.values import dataclass, replace
 from mesh_nodes.engines.vllm.messages import WHOLE, Layout, Range
 
 CHUNK_BYTES = 2 * 2**20

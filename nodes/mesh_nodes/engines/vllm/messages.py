@@ -6,10 +6,10 @@ code on the same machine, so values are pickled. Before: `remote` in the agent. 
 the engine's process, and back.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from mesh.domain.steps import InstanceMemory
+from mesh.domain.values import dataclass
 
 
 class Verb(StrEnum):

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import NoReturn, cast
@@ -20,6 +19,7 @@ import torch
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.model import Footprint
 from mesh.domain.steps import Decode, InstanceMemory, LoadOrder, Prefill, StepResult, repeated
+from mesh.domain.values import replace
 from mesh_nodes.engines.vllm.device import touch
 from mesh_nodes.engines.vllm.instance import Instance
 from mesh_nodes.engines.vllm.messages import (

@@ -10,11 +10,11 @@ import ast
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from mesh.domain.errors import Unavailable
+from mesh.domain.values import dataclass
 
 Minor = tuple[int, int]
 

@@ -6,7 +6,7 @@ row that is sampled, biased, penalised or asked about is drawn here by `mesh_nod
 and left with one token to choose; greedy rows are not touched. Drawn rows are copied to the host.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 
 from mesh.domain.request import TokenLogprobs
 from mesh.domain.steps import EngineRequest
+from mesh.domain.values import dataclass
 from mesh_nodes.engines.grammars import constraint_of
 from mesh_nodes.engines.sampling import (
     Draw,

@@ -11,12 +11,12 @@ one fails, the process is ended, and the instance is unloaded or loaded without 
 import logging
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.model import ModelInfo
 from mesh.domain.steps import HeldModel, LoadOrder, LoadTier
+from mesh.domain.values import dataclass
 from mesh_nodes.engines.vllm.host_pool import HostPool, WeightsKey, range_bytes
 from mesh_nodes.engines.vllm.messages import Layout, Loaded, ProcessOptions, Range, Verb
 from mesh_nodes.engines.vllm.remote import Remote

@@ -7,12 +7,13 @@ scheduler would take them away and compute them again later, at times of its cho
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.ids import RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import TokenLogprobs
 from mesh.domain.steps import Decode, EngineRequest, Prefill, PrefillBudget
+from mesh.domain.values import dataclass
 from mesh_nodes.engines.vllm.footprint import LOGIT_ROWS_MAX
 
 
