@@ -50,9 +50,9 @@ def prompt(length: int) -> list[int]:
     return [(7 + 5 * place) % 250 + 2 for place in range(length)]
 
 
-def steps(sitting: Sitting, model: StoredModel, ways: Sequence[str] = WAYS) -> None:
+def steps(sitting: Sitting, model: StoredModel) -> None:
     """Each way in a process of its own."""
-    for way in ways[:-1] if sitting.dry else ways:
+    for way in WAYS[:-1] if sitting.dry else WAYS:
         told = {"path": str(model.path), "dry": sitting.dry, "way": way}
         command = [sys.executable, "-c", "from scripts.gpu.iteration import run; run()"]
         limit_s = min(STEPPED_S_MAX, max(sitting.left_s, 1.0))
