@@ -107,7 +107,7 @@ class Instance:
         )
         pooled = None if pool is None else pooled_memory(pool, device())
         self.weights = Weights(
-            *(self._core.model, device(), pooled, StoreLoader.beside), memory=StoreLoader.memory
+            self._core.model, device(), pooled, StoreLoader.beside, StoreLoader.memory
         )
         if where is not None:
             self.weights.restore(where)
