@@ -188,10 +188,10 @@ class Stage:
                     calibrated_s=_lasted_s(made.judged),
                 )
                 found = [(calls, _told(made, run, load_errors(journals / CONTROLLERS)))]
+            if kept and self._asked.journal is not None:
+                shutil.copy(journals / CONTROLLERS, self._asked.journal)
             if resident is not None:
                 show_status(f"{scene.name}: deciding the journal again")
-                if self._asked.journal is not None:
-                    shutil.copy(journals / CONTROLLERS, self._asked.journal)
                 books = audit(journals / CONTROLLERS)
                 found = [(c, replace(p, audit=books, resident=resident)) for c, p in found]
         return [(calls, replace(made, instances=instances)) for calls, made in found]
