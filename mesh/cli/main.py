@@ -27,6 +27,7 @@ VERBS = {
     "up": "Start a cell on this machine; Ctrl-C stops all of it.",
     "controller": "Run a cell's controller in the foreground.",
     "node": "Run a node agent in the foreground.",
+    "fleet": "Run node agents on machines of a Ray cluster.",
     "front": "Serve clients before several cells, in the foreground.",
     "deploy": "Deploy models from manifests.",
     "rollout": "Show a deployment's revisions, or go back to an earlier one.",

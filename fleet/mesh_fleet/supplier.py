@@ -1,0 +1,239 @@
+"""The actor of a fleet: once a second it has as many agents run as are wanted, on machines of Ray.
+
+A machine says by a resource of Ray, `mesh_cpu` or `mesh_gpu`, how many devices it has for mesh. The
+supplier keeps nothing: it finds its keepers by their names, and agents of an earlier Ray by their
+files. Before: `mesh fleet`. After: `keeper`, one for each device, and Ray's autoscaler.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import requests
+from ray.autoscaler.sdk import request_resources
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from mesh.domain.errors import MeshError
+from mesh.domain.values import dataclass, replace
+from mesh.wire.credentials import read_credentials
+from mesh_fleet.agent_process import AgentProcess, folder_of
+from mesh_fleet.choosing import Place, Use, choose
+from mesh_fleet.keeper import AgentSeen, Keeper
+
+LOOK_S = 1.0
+ANSWER_S_MAX = 5.0
+"""How long a keeper, a machine or the controller is waited for."""
+ASK_AGAIN_S = 30.0
+"""Machines are asked of Ray again after so long, which may have been started anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    device: str
+    """`cpu` or `gpu`."""
+    arguments: tuple[str, ...]
+    """Those of `mesh node`, but for its device and its name."""
+    home: str = ""
+    """Of the agents; empty: as each machine has it."""
+    nodes: int | None = None
+    """As many nodes; `None`: as many as the controller wants."""
+    wanted: tuple[str, ...] = ()
+    """HTTP addresses of controllers, of which one says how many nodes it wants."""
+    key_file: Path | None = None
+    """Of a node's key, on each machine: it is not in Ray."""
+    authority: Path | None = None
+    """The file with the certificate by which the controllers' are checked, on each machine."""
+
+    @property
+    def resource(self) -> str:
+        return f"mesh_{self.device}"
+
+    @property
+    def name(self) -> str:
+        return f"fleet-{self.device}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSeen:
+    """What `mesh fleet status` shows."""
+
+    wanted: int | None
+    """`None`: not known yet."""
+    places: int
+    """Devices on the machines that Ray has."""
+    agents: tuple[AgentSeen, ...]
+    waiting: int = 0
+    """Keepers that Ray has not started yet."""
+    looked: bool = False
+    """Whether the supplier has looked at its machines since it began."""
+    problem: str = ""
+    """Why the controller's number is not known."""
+
+
+class Supplier:
+    def __init__(self, spec: FleetSpec) -> None:
+        self._spec = spec
+        self._keepers: dict[str, tuple[int, Any]] = {}
+        """By the name of their place: the order in which they came, and the actor."""
+        self._started = 0
+        self._found: dict[str, frozenset[str]] = {}
+        """Devices with living agents of each machine, as they were when it was first seen."""
+        self._seen = FleetSeen(wanted=spec.nodes, places=0, agents=())
+        self._asked, self._asked_s = 0, 0.0
+        threading.Thread(target=self._run, name="supply", daemon=True).start()
+
+    def spec(self) -> FleetSpec:
+        return self._spec
+
+    def seen(self) -> FleetSeen:
+        return self._seen
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._look()
+            except (RayError, MeshError, OSError, ValueError) as error:
+                self._seen = replace(self._seen, problem=str(error).strip().splitlines()[0])
+            time.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        wanted, problem = self._wanted()
+        machines = {
+            node["NodeID"]: int(node["Resources"].get(self._spec.resource, 0))
+            for node in ray.nodes()
+            if node["Alive"]
+        }
+        self._find_keepers()
+        agents = self._ask_keepers()
+        places = [
+            self._place(machine, f"{self._spec.device}{index}", agents)
+            for machine, devices in machines.items()
+            for index in range(devices)
+        ]
+        self._seen = FleetSeen(
+            wanted=wanted,
+            places=len(places),
+            agents=tuple(agent for agent in agents.values() if agent is not None),
+            waiting=sum(agent is None for agent in agents.values()),
+            looked=True,
+            problem=problem,
+        )
+        if wanted is None:
+            return
+        self._ask_for_machines(max(wanted, len(self._keepers)))
+        choice = choose(places, wanted)
+        for place in choice.keep:
+            self._keep(place)
+        for place in choice.drain:
+            self._keepers[place.name][1].drain.remote()
+
+    def _wanted(self) -> tuple[int | None, str]:
+        """How many nodes are wanted, and why that is not known anew."""
+        if self._spec.nodes is not None:
+            return self._spec.nodes, ""
+        key = read_credentials({}, self._spec.key_file, None).key if self._spec.key_file else ""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        problem = ""
+        for url in self._spec.wanted:
+            try:
+                answer = requests.get(
+                    f"{url}/api/v1/nodes/wanted",
+                    headers=headers,
+                    timeout=ANSWER_S_MAX,
+                    verify=str(self._spec.authority or "") or True,
+                    allow_redirects=False,
+                )
+                answer.raise_for_status()
+                return int(answer.json()[self._spec.device]["wanted"]), ""
+            except KeyError:
+                kinds = f"--nodes-wanted {self._spec.device}=LEAST..MOST"
+                problem = f"{url} wants no {self._spec.device} nodes; start it with {kinds}"
+            except (requests.RequestException, ValueError, TypeError) as error:
+                problem = f"{url} does not say how many nodes it wants: {error}"
+        return self._seen.wanted, problem
+
+    def _find_keepers(self) -> None:
+        """Those of an earlier supplier."""
+        prefix = f"{self._spec.name}/"
+        for name in sorted(ray.util.list_named_actors()):
+            place = name.removeprefix(prefix)
+            if place != name and place not in self._keepers:
+                self._started += 1
+                self._keepers[place] = self._started, ray.get_actor(name)
+
+    def _ask_keepers(self) -> dict[str, AgentSeen | None]:
+        """What each keeper sees; `None`: Ray has not started it. Those whose machine has gone are
+        forgotten, and those that have drained their agent end.
+        """
+        asked = {place: actor.seen.remote() for place, (_, actor) in self._keepers.items()}
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S_MAX) if asked else 0
+        agents: dict[str, AgentSeen | None] = {}
+        for place, answer in asked.items():
+            try:
+                agent: AgentSeen = ray.get(answer, timeout=0.0)
+            except GetTimeoutError:
+                agents[place] = None
+                continue
+            except RayActorError:
+                del self._keepers[place]
+                continue
+            if agent.leaving and agent.pid is None:
+                ray.kill(self._keepers.pop(place)[1])
+                self._found.pop(place.partition("@")[2], None)
+                continue
+            agents[place] = agent
+        return agents
+
+    def _place(self, machine: str, device: str, agents: Mapping[str, AgentSeen | None]) -> Place:
+        name = f"{device}@{machine}"
+        if name in self._keepers:
+            agent = agents.get(name)
+            leaving = agent is not None and agent.leaving
+            use = Use.LEAVING if leaving else Use.KEPT
+            return Place(machine=machine, device=device, use=use, since=self._keepers[name][0])
+        if machine not in self._found:
+            looked = _living.options(scheduling_strategy=_on(machine)).remote(self._spec.home)
+            self._found[machine] = ray.get(looked, timeout=ANSWER_S_MAX)
+        use = Use.FOUND if device in self._found[machine] else Use.FREE
+        return Place(machine=machine, device=device, use=use)
+
+    def _keep(self, place: Place) -> None:
+        spec, name = self._spec, f"{self._spec.name}/{place.name}"
+        kept = ray.remote(Keeper).options(
+            name=name,
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0,
+            resources={spec.resource: 1},
+            scheduling_strategy=_on(place.machine),
+        )
+        self._started += 1
+        self._keepers[place.name] = (
+            self._started,
+            kept.remote(spec.home, place.device, spec.arguments),
+        )
+
+    def _ask_for_machines(self, count: int) -> None:
+        """Ray's autoscaler adds machines until there are so many devices, and may return those that
+        are beyond it and idle. Where there is none, nothing comes of it.
+        """
+        now_s = time.monotonic()
+        if count != self._asked or now_s - self._asked_s >= ASK_AGAIN_S:
+            request_resources(bundles=[{self._spec.resource: 1}] * count)
+            self._asked, self._asked_s = count, now_s
+
+
+def _on(machine: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(machine, soft=False)
+
+
+@ray.remote(num_cpus=0)
+def _living(home: str) -> frozenset[str]:
+    """The devices of this machine whose agents run."""
+    folder = folder_of(home)
+    devices = [file.stem for file in folder.glob("*.pid")]
+    return frozenset(each for each in devices if AgentProcess(folder, each).pid is not None)

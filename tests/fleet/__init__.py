@@ -1,0 +1,1 @@
+"""Nodes on machines of Ray, as far as that needs no Ray."""

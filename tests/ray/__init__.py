@@ -1,0 +1,1 @@
+"""`mesh fleet` on a real Ray. It wants namespaces of its own: `make test-ray`."""
