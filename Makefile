@@ -27,7 +27,7 @@ UV_INSTALL = $(UV)/uv pip install --quiet --index-strategy unsafe-best-match $$(
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 CLIENTS := $(addprefix test-client-,langchain lm_eval openai agents anthropic litellm llama_index ollama pydantic_ai)
 
-.PHONY: help demo load test test-clients $(CLIENTS) test-cluster test-page test-prometheus test-vllm test-vllm-engine test-vllm-burst quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
+.PHONY: help demo load test test-clients $(CLIENTS) test-cluster test-page test-prometheus test-ray test-vllm test-vllm-engine test-vllm-burst quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -52,6 +52,7 @@ $(VENV)/.installed-load: INSTALLED = -e '.[demo,load]'
 $(VENV)/.installed-dev: INSTALLED = -e '.[dev]'
 .venv-bench/.installed: INSTALLED = -e '.[bench]'
 .venv-cluster/.installed: INSTALLED = -e '.[cluster,cpu,test]' -r tests/cluster/tools.txt
+.venv-ray/.installed: INSTALLED = -e '.[cpu,ray,test]'
 # A client an environment: they disagree on the versions of others. Some ask a real model; the last two want older
 # versions of what mesh uses. KServe's takes 450 MB.
 .venv-clients-%/.installed: INSTALLED = -e '.[test]' -r tests/clients/$*.txt
@@ -71,6 +72,10 @@ $(VENV)/.installed-dev: pyproject.toml | .venv-uv/indexes
 	touch $@ $(@D)/.installed-demo $(@D)/.installed-load
 
 .venv-cluster/.installed: pyproject.toml tests/cluster/tools.txt | .venv-uv/indexes
+	$(SET_UP)
+	touch $@
+
+.venv-ray/.installed: pyproject.toml | .venv-uv/indexes
 	$(SET_UP)
 	touch $@
 
@@ -116,7 +121,7 @@ load: $(VENV)/.installed-load ## two minutes of calls by locust: 16 deployments,
 	@$(HOME_HERE) $(BIN)/python -m mesh_load
 
 test: $(VENV)/.installed-dev ## the tests, but those of test-cluster
-	$(call TESTED,$(PYTEST) --ignore tests/cluster,-n 0)
+	$(call TESTED,$(PYTEST) --ignore tests/cluster --ignore tests/ray,-n 0)
 
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
@@ -152,6 +157,11 @@ test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Promethe
 
 test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL and standbys, fronts, manifests of Kubernetes, Envoy; without initdb some are skipped
 	$(call TESTED,.venv-cluster/bin/python -m pytest -rs tests/cluster)
+
+# In namespaces of their own: Ray listens on all addresses, and its processes are found by their names.
+ALONE := unshare --map-root-user --net --uts --pid --fork --kill-child --mount-proc sh -c 'ip link set lo up && exec "$$@"' sh
+test-ray: .venv-ray/.installed ## nodes on machines of a real Ray: mesh fleet
+	$(call TESTED,$(ALONE) .venv-ray/bin/python -m pytest -rs tests/ray)
 
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm
 

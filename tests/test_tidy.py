@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE_FOLDERS = ("mesh", "nodes", "loader", "workloads", "load", "fleet", "bench", "scripts", "tests")
+SOURCE_FOLDERS = (
+    "mesh",
+    "nodes",
+    "loader",
+    "workloads",
+    "load",
+    "fleet",
+    "bench",
+    "scripts",
+    "tests",
+)
 FORBIDDEN_NAMES = {"utils", "util", "common", "manager", "base", "helper", "helpers", "misc"}
 
 

@@ -196,7 +196,8 @@ class Supplier:
             use = Use.LEAVING if leaving else Use.KEPT
             return Place(machine=machine, device=device, use=use, since=self._keepers[name][0])
         if machine not in self._found:
-            looked = _living.options(scheduling_strategy=_on(machine)).remote(self._spec.home)
+            living = ray.remote(_living).options(num_cpus=0, scheduling_strategy=_on(machine))
+            looked = living.remote(self._spec.home)
             self._found[machine] = ray.get(looked, timeout=ANSWER_S_MAX)
         use = Use.FOUND if device in self._found[machine] else Use.FREE
         return Place(machine=machine, device=device, use=use)
@@ -231,7 +232,6 @@ def _on(machine: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(machine, soft=False)
 
 
-@ray.remote(num_cpus=0)
 def _living(home: str) -> frozenset[str]:
     """The devices of this machine whose agents run."""
     folder = folder_of(home)

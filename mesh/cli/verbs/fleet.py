@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mesh_fleet.supplier import FleetSeen
 
 UP_S_MAX = 60.0
+STEADY_S = 3.0
+"""An agent that has lived for so long has good options."""
 POLL_S = 0.5
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -170,8 +172,8 @@ def down(address: str, device: str, timeout: float) -> None:
 
 
 def _settled(found: "FleetSeen") -> bool:
-    running = sum(bool(agent.pid) and not agent.leaving for agent in found.agents)
-    return found.looked and running == found.wanted
+    steady = [a for a in found.agents if a.alive_s >= STEADY_S and not a.leaving]
+    return found.looked and len(steady) == found.wanted
 
 
 def _lacks(found: "FleetSeen", device: str) -> str:
