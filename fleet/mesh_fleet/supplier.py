@@ -14,10 +14,9 @@ from typing import Any
 import ray
 import requests
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mesh.domain.errors import MeshError
 from mesh.domain.values import dataclass, replace
 from mesh.wire.credentials import read_credentials
 from mesh_fleet.agent_process import AgentProcess, folder_of
@@ -96,8 +95,9 @@ class Supplier:
         while True:
             try:
                 self._look()
-            except (RayError, MeshError, OSError, ValueError) as error:
-                self._seen = replace(self._seen, problem=str(error).strip().splitlines()[0])
+            except Exception as error:  # of Ray, or a file's: the next look may be better
+                said = str(error).strip().splitlines() or [type(error).__name__]
+                self._seen = replace(self._seen, problem=said[0])
             time.sleep(LOOK_S)
 
     def _look(self) -> None:
@@ -114,6 +114,8 @@ class Supplier:
             for machine, devices in machines.items()
             for index in range(devices)
         ]
+        if wanted is not None:
+            self._ask_for_machines(max(wanted, len(self._keepers)))
         self._seen = FleetSeen(
             wanted=wanted,
             places=len(places),
@@ -124,7 +126,6 @@ class Supplier:
         )
         if wanted is None:
             return
-        self._ask_for_machines(max(wanted, len(self._keepers)))
         choice = choose(places, wanted)
         for place in choice.keep:
             self._keep(place)
@@ -166,16 +167,17 @@ class Supplier:
                 self._keepers[place] = self._started, ray.get_actor(name)
 
     def _ask_keepers(self) -> dict[str, AgentSeen | None]:
-        """What each keeper sees; `None`: Ray has not started it. Those whose machine has gone are
+        """What each keeper sees; `None`: Ray is starting it. Those whose machine has gone are
         forgotten, and those that have drained their agent end.
         """
         asked = {place: actor.seen.remote() for place, (_, actor) in self._keepers.items()}
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S_MAX) if asked else 0
+        if asked:
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S_MAX)
         agents: dict[str, AgentSeen | None] = {}
         for place, answer in asked.items():
             try:
                 agent: AgentSeen = ray.get(answer, timeout=0.0)
-            except GetTimeoutError:
+            except (GetTimeoutError, ActorUnavailableError):
                 agents[place] = None
                 continue
             except RayActorError:
@@ -223,9 +225,23 @@ class Supplier:
         are beyond it and idle. Where there is none, nothing comes of it.
         """
         now_s = time.monotonic()
-        if count != self._asked or now_s - self._asked_s >= ASK_AGAIN_S:
-            request_resources(bundles=[{self._spec.resource: 1}] * count)
-            self._asked, self._asked_s = count, now_s
+        if count == self._asked and now_s - self._asked_s < ASK_AGAIN_S:
+            return
+        self._asked, self._asked_s = count, now_s
+        request_resources(bundles=[*self.asks(), *self._others_ask()])
+
+    def asks(self) -> list[dict[str, int]]:
+        return [{self._spec.resource: 1}] * self._asked
+
+    def _others_ask(self) -> list[dict[str, int]]:
+        """What the fleet of the other device asks for: Ray forgets what it was asked before."""
+        other = "gpu" if self._spec.device == "cpu" else "cpu"
+        try:
+            asked = ray.get_actor(f"fleet-{other}").asks.remote()
+            found: list[dict[str, int]] = ray.get(asked, timeout=ANSWER_S_MAX)
+        except (ValueError, RayError):
+            return []
+        return found
 
 
 def _on(machine: str) -> NodeAffinitySchedulingStrategy:
