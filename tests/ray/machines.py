@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,22 @@ SETTINGS = {
 BIN = Path(sys.executable).parent
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, **SETTINGS, "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+
+def started(host: str, *arguments: str, environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """`ray` with these arguments, on a machine of that name."""
+    command = ["ray", *arguments, "--node-ip-address", "127.0.0.1"]
+    return subprocess.Popen(
+        ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command],
+        env={**environment(), **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
 class RayMachines:
     """`folder` has a short path: Ray's sockets are below it."""
 
@@ -28,13 +45,13 @@ class RayMachines:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._environ = {**os.environ, **SETTINGS, "PATH": f"{BIN}:{os.environ['PATH']}"}
 
-    def start(self) -> None:
+    def start(self, *options: str, **environ: str) -> None:
         """The head, which has no device for mesh."""
         self._ray(
             *("start", "--head", "--port", str(PORT), "--num-cpus", "0"),
-            *("--temp-dir", str(self._folder / "ray"), "--include-dashboard=false"),
+            *("--temp-dir", str(self._folder / "ray"), "--include-dashboard=false", *options),
+            **environ,
         )
 
     def join(self, name: str, devices: int = 1) -> None:
@@ -56,7 +73,7 @@ class RayMachines:
         command = [str(BIN / "mesh"), "fleet", arguments[0], "--ray", self.address]
         return subprocess.run(
             [*command, *arguments[1:]],
-            env=self._environ,
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=s_max,
@@ -74,18 +91,11 @@ class RayMachines:
                 found[name] = process.pid
         return found
 
-    def _ray(self, *arguments: str, host: str = "head") -> None:
-        command = ["ray", *arguments, "--node-ip-address", "127.0.0.1"]
-        named = ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command]
-        done = subprocess.run(
-            named,
-            env={**self._environ, "MESH_HOME": str(self._folder / host)},
-            capture_output=True,
-            text=True,
-            timeout=START_S_MAX,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    def _ray(self, *arguments: str, host: str = "head", **environ: str) -> None:
+        given = {"MESH_HOME": str(self._folder / host), **environ}
+        process = started(host, *arguments, environ=given)
+        said, _ = process.communicate(timeout=START_S_MAX)
+        assert process.returncode == 0, said.decode()
 
     def actors(self) -> list[psutil.Process]:
         """The processes of supplier and keepers."""
