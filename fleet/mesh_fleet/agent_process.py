@@ -94,10 +94,10 @@ def main(file: Path, arguments: Sequence[str]) -> None:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
+    os.ftruncate(opened, 0)
     if os.fork():
         return
     os.setsid()
-    os.ftruncate(opened, 0)
     os.write(opened, str(os.getpid()).encode())
     os.set_inheritable(opened, True)  # the lock is held until the agent ends
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):

@@ -49,6 +49,8 @@ class Keeper:
         self._arguments = (*arguments, *named)
         self._leaving = False
         self._starts = 0
+        self._lives = False
+        """Whether it has been started or found, and has not been seen to have ended."""
         self._pid: int | None = None
         self._since_s = 0.0
         self._pause_s, self._start_s = 0.0, 0.0
@@ -84,21 +86,21 @@ class Keeper:
             pid = self._process.pid
             if pid is not None:
                 if pid != self._pid:
-                    self._pid, self._since_s = pid, now_s
+                    self._lives, self._pid, self._since_s = True, pid, now_s
                     if self._leaving:
                         self._process.end()
                 return
-            if self._pid is not None:
+            if self._lives:
                 self._note_end(now_s)
             if not self._leaving and now_s >= self._start_s:
                 self._starts += 1
-                self._start_s = now_s + max(self._pause_s, 1.0)
+                self._lives, self._since_s = True, now_s
                 self._process.start(self._arguments)
         except (OSError, subprocess.SubprocessError) as error:
             self._failure = str(error)
 
     def _note_end(self, now_s: float) -> None:
         steady = now_s - self._since_s >= STEADY_S
-        self._pid, self._failure = None, self._process.why_it_ended()
+        self._lives, self._pid, self._failure = False, None, self._process.why_it_ended()
         self._pause_s = 0.0 if steady else min(max(2 * self._pause_s, 1.0), PAUSE_S_MAX)
         self._start_s = now_s + (self._pause_s if self._pause_s > 1.0 else 0.0)
