@@ -26,13 +26,14 @@ def test_as_many_are_kept_as_are_wanted_and_none_that_runs_is_left_alone(
     places: list[Place], wanted: int
 ) -> None:
     chosen = choose(places, wanted)
-    kept = [place for place in places if place.use is Use.KEPT]
-    after = len(kept) - len(chosen.drain) + sum(p.use is Use.FREE for p in chosen.keep)
-    found = [place for place in places if place.use is Use.FOUND]
-    free = sum(place.use is Use.FREE for place in places)
-    assert set(found) <= set(chosen.keep)
-    assert not any(place.use in (Use.LEAVING, Use.KEPT) for place in chosen.keep)
-    assert after + len(found) == max(min(wanted, len(kept) + len(found) + free), len(found))
+    count = {use: sum(place.use is use for place in places) for use in Use}
+    running = count[Use.KEPT] + count[Use.FOUND]
+    assert {place for place in places if place.use is Use.FOUND} <= set(chosen.keep)
+    assert {place.use for place in chosen.keep} <= {Use.FOUND, Use.FREE}
+    assert {place.use for place in chosen.drain} <= {Use.KEPT}
+    assert len(chosen.drain) == max(count[Use.KEPT] - wanted, 0)
+    started = sum(place.use is Use.FREE for place in chosen.keep)
+    assert started == min(count[Use.FREE], max(wanted - running, 0))
 
 
 def test_the_agents_that_came_last_are_drained() -> None:

@@ -35,7 +35,7 @@ _NOT_USED = (
 
 
 def configuration(folder: Path, address: str, most: int) -> dict[str, Any]:
-    """Of the autoscaler: up to `most` machines of one device, which go when they are idle."""
+    """The autoscaler's: up to `most` machines of one device, which go when they are idle."""
     return {
         "cluster_name": "machines",
         "max_workers": most,
