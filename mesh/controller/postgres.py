@@ -171,7 +171,9 @@ class PostgresRegistry:
         self.handed_over = False
         self.lease = Lease()
         self._holder = f"{holder} {secrets.token_hex(8)}"
-        self._now_s = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_unless_given_up)
+        self._now_s = loop.time
         self._copy = Tables("", self.place, remedy=_DAMAGED_HINT)
         self._versions: dict[str, dict[tuple[Any, ...], str]] = {table: {} for table in TABLES}
         self._version = -1
@@ -673,6 +675,14 @@ class PostgresRegistry:
         message = f"cannot {verb} the registry at {self.place}: {why}"
         lasts = _lasts(error) and not _is_cut(error)
         return (StorageError if lasts else Unreached)(message, hint=_hint(error))
+
+
+def _unless_given_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what the loop was told, but not the future that asyncpg leaves of a connection which was
+    given up just as it came about: nobody can ask that for its error.
+    """
+    if "unexpected connection_lost() call" not in str(context.get("exception")):
+        loop.default_exception_handler(context)
 
 
 def _write_s_max(statements: Statements) -> float:

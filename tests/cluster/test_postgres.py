@@ -1,6 +1,7 @@
 """What a registry in PostgreSQL does when the database, the network or another controller fails."""
 
 import asyncio
+import gc
 import os
 import subprocess
 import time
@@ -108,6 +109,29 @@ async def test_what_keeps_it_from_opening_is_told_without_the_password(
             await PostgresRegistry(f"{server.url(cell)}&{asked}", holder="a").open()
         assert hint in told.value.hint
         assert "\n" not in told.value.message
+
+
+async def test_a_connection_that_is_given_up_as_it_comes_about_leaves_no_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    registry = PostgresRegistry(f"postgresql://127.0.0.1:{port}/mesh", holder="a")
+    for turns in range(12):
+        connecting = asyncio.create_task(registry._connect(LEAD_S_MAX))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await asyncio.sleep(0)
+        gc.collect()
+    silent.close()
+    await registry.end()
+    assert caplog.messages == []
 
 
 async def test_of_several_servers_the_one_that_takes_writes_is_used(
