@@ -24,6 +24,10 @@ from mesh.policy.rules.run_queues import Prompt, RunQueue
 
 ERRORS_KEPT = 256
 """Iterations by which it is told how far predictions are off."""
+SURVEYED_PART = 4
+"""A survey that nobody asked for may have one part in so many of a KV cache that is full of
+prefixes: those that were used longest ago go for it, and no others.
+"""
 FACTOR_KEPT_S = 0.05
 """Time in which a correction of the times fades by next to nothing."""
 
@@ -289,12 +293,15 @@ class LocalInstance:
         """Whether its times would be better known by such a survey, which it has not had."""
         ready = self.state is LocalState.READY and self.surveyed_chunk > 0
         known = max(self.profile.origin.rank, self.surveyed.rank)
-        return ready and known < source.rank and self.free_blocks > 1
+        return ready and known < source.rank and self.surveyed_blocks > 1
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks of its KV cache that hold nothing, for a request that runs or for one to come."""
-        return self.kv_blocks_next - self.kv_blocks_used - self.cache.kv_blocks
+    def surveyed_blocks(self) -> int:
+        """KV blocks for a survey that nobody asked for: those that hold nothing, and those of the
+        oldest prefixes where these are less than a part of the cache.
+        """
+        unused = self.kv_blocks_next - self.kv_blocks_used
+        return max(unused - self.cache.kv_blocks, min(unused, self.kv_blocks_next // SURVEYED_PART))
 
     def note_swapped(self, here: float, seconds: float, *, failed: bool) -> None:
         """Its weights are where they were to go, which took so long, or where they were."""

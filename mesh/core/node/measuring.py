@@ -6,7 +6,8 @@ Requests always go first, and wait for one timed iteration at most. What to meas
 A survey is made because somebody asked for it (`mesh profile`), or by itself while the node rests:
 of a model whose times are estimated a few sizes once those of `priming` are done, and later, when
 the node has had nothing to do for a while, all that its KV cache holds without what is cached in
-it. These pieces are short, and give way to whatever comes: a request, a load, a command.
+it, or a quarter of it at least. These pieces are short, and give way to whatever comes: a request,
+a load, a command.
 """
 
 from mesh.compute.operators import OperatorSurvey
@@ -159,7 +160,7 @@ def _grant_at_rest(ctx: NodeEventContext, node: LocalNode) -> None:
     while (shape := survey.next_shape()) is not None:
         expected_s = times.iteration_s(shape)
         too_long = expected_s > _piece_s(times) or expected_s >= running.left_out_s
-        if too_long or not priming.fits(instance, shape, instance.free_blocks):
+        if too_long or not priming.fits(instance, shape, instance.surveyed_blocks):
             survey.skip()
         elif running.source is ProfileSource.REST and expected_s > REST_SHARE * rest_s:
             running.note_short_rest(node.disturbed_s, expected_s, SHORT_RESTS_MAX)
@@ -189,7 +190,7 @@ def _begin_at_rest(node: LocalNode, rest_s: float) -> LocalSurvey | None:
             if running is None or running.source is not source:
                 survey = _survey(
                     instance,
-                    instance.free_blocks * footprint.block_tokens,
+                    instance.surveyed_blocks * footprint.block_tokens,
                     instance.surveyed_chunk,
                     coarse=source is ProfileSource.PRIMING,
                 )

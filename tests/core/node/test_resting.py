@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mesh.compute.refining import LOOK_S
 from mesh.compute.times import Times
 from mesh.core.node.core import NodeCore
 from mesh.core.node.measuring import PIECE_S_MAX, REST_S
+from mesh.core.node.priming import to_prime
 from mesh.domain.actions import NodeAction, StartMeasure, StartStep
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import NodeLimits
@@ -13,7 +16,7 @@ from mesh.domain.messages import ProfileRefined, UseProfile
 from mesh.domain.node_events import HeartbeatDue, LinkOpened, MeasureFinished
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import FinishReason, ProfileSource
-from tests.core.cells import of_kind, only
+from tests.core.cells import FOOTPRINT, of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, reports, token
 from tests.support.profiles import PROFILE, profile
 
@@ -38,14 +41,14 @@ def took_s(shape: IterationShape, machine: Profile = PROFILE) -> float:
 
 
 def rest(
-    node: NodeUnderTest, seconds: float, machine: Profile = PROFILE
+    node: NodeUnderTest, seconds: float, machine: Profile = PROFILE, beat: HeartbeatDue = BEAT
 ) -> tuple[list[IterationShape], list[NodeAction]]:
     """What is timed in so long a rest, a heartbeat a second, and all that the node does."""
     shapes: list[IterationShape] = []
     done: list[NodeAction] = []
     until_s = node.now_s + seconds
     while node.now_s < until_s:
-        actions = node.tell(BEAT)
+        actions = node.tell(beat)
         done += actions
         while found := of_kind(actions, StartMeasure):
             shapes.append(found[0].shape)
@@ -153,14 +156,24 @@ def test_a_survey_goes_on_where_it_was_left_for_an_instance_of_which_less_is_kno
     assert len(timed(alone, I1)) == len(timed([*before, *done, *after], I1))
 
 
-def test_pieces_leave_the_cached_blocks_alone() -> None:
-    """Fifteen of 16 blocks hold what a later request of the same prefix would find."""
+@pytest.mark.parametrize(("cached", "left"), [(8, 8), (12, 4), (16, 4), (20, 4)])
+def test_a_survey_takes_no_cached_blocks_but_up_to_a_quarter_of_the_cache(
+    cached: int, left: int
+) -> None:
+    """The cache has 16 blocks; what is cached may be more than that."""
     node = resting_node()
-    node.tell(replace(BEAT, kv_blocks_cached=((I1, 15),)))
-    actions = [node.tell(replace(BEAT, kv_blocks_cached=((I1, 15),))) for _ in range(20)]
-    shapes = [found.shape for each in actions for found in of_kind(each, StartMeasure)]
-    assert all(shape.prefill_tokens + shape.decode_context_tokens <= 32 for shape in shapes)
-    assert told([action for each in actions for action in each]) == []
+    shapes, done = rest(node, 60.0, beat=replace(BEAT, kv_blocks_cached=((I1, cached),)))
+    command = load_command("i1")
+    primed = to_prime(
+        batch_max=command.batch_max, context_tokens_max=command.context_tokens_max, tokens_max=4
+    )
+    blocks = [
+        shape.decode_batch * FOOTPRINT.blocks_for(shape.decode_context_tokens)
+        + FOOTPRINT.blocks_for(shape.prefill_past_tokens + shape.prefill_tokens)
+        for shape in shapes[len(primed) :]
+    ]
+    assert max(blocks) == left
+    assert [each.source for each in told(done)] == [ProfileSource.PRIMING, ProfileSource.REST]
 
 
 def test_a_better_known_profile_ends_the_survey() -> None:
