@@ -52,7 +52,7 @@ from mesh.runtime.starting import controller_core
 from mesh.sim.cluster import SETTLE_S
 from mesh.wire.client import MeshClient
 from mesh_nodes.engines.openvino.footprint import estimate
-from mesh_nodes.hardware import has_vnni
+from mesh_nodes.hardware import probe
 
 PROFILED = DeploymentName("profiled")
 CONTROLLERS = "controller.journal"
@@ -232,7 +232,7 @@ class Stage:
             assert isinstance(load, Waves), "a scene with overcommit has waves"
             specs, info = scene.specs(cell), stored_model().info
             taken = estimate(
-                info, weights=WeightPrecision.I8, kv=KvPrecision.F16, repacks=not has_vnni()
+                info, weights=WeightPrecision.I8, kv=KvPrecision.F16, repacks=not probe().has_vnni
             )
             return limit_bytes(load.waves(specs, seed), specs, taken, cell.overcommit)
         return cell.memory_bytes

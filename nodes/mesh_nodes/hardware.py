@@ -58,6 +58,11 @@ class Hardware:
         return ", ".join(filter(None, (self.cpu, " ".join(self.isa))))
 
     @property
+    def has_vnni(self) -> bool:
+        """Whether one instruction multiplies and adds up 8 bits: AVX-512's or AVX2's."""
+        return not {"avx_vnni", "avx512_vnni"}.isdisjoint(self.isa)
+
+    @property
     def budget_bytes(self) -> int:
         """The default of `--memory`."""
         return int(self.memory_bytes * self.memory_share)
@@ -92,12 +97,6 @@ def probe(proc: Path = Path("/proc"), sys: Path = SYS, *, numa: int | None = Non
         isa=tuple(word for flag, word in ISA_FLAGS.items() if flag in flags),
         cpu_family="-".join(filter(None, (_field(processors, n) for n in ("cpu family", "model")))),
     )
-
-
-def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether one instruction multiplies and adds up 8 bits: AVX-512's or AVX2's."""
-    flags = _field(read(cpuinfo), "flags").split()
-    return not {"avx_vnni", "avx512_vnni"}.isdisjoint(flags)
 
 
 def fingerprint(

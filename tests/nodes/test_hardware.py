@@ -15,7 +15,7 @@ from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import EngineCapabilities
 from mesh_nodes.cgroup import CgroupLimits, cgroup_limits
 from mesh_nodes.gpus import Gpu, Gpus, hardware_of
-from mesh_nodes.hardware import Hardware, default_node_id, fingerprint, has_vnni, probe
+from mesh_nodes.hardware import Hardware, default_node_id, fingerprint, probe
 from mesh_nodes.load_probe import CHUNK_BYTES, WRITTEN_BYTES, measured_rate
 from mesh_nodes.topology import NumaNode, cores_of, numa_node, numa_nodes, usable_cpus
 from tests.support.nvml import DRIVER_NOT_LOADED, FakeNvml
@@ -54,8 +54,9 @@ def test_names_the_cpu_and_its_instruction_sets(tmp_path: Path) -> None:
     ("flags", "has"), [("avx2 avx_vnni", True), ("avx512_vnni", True), ("avx2 avx512f", False)]
 )
 def test_tells_whether_the_cpu_has_vnni(tmp_path: Path, flags: str, has: bool) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n")
-    assert has_vnni(tmp_path / "cpuinfo") is has
+    proc = proc_of(tmp_path)
+    (proc / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n")
+    assert probe(proc).has_vnni is has
 
 
 def test_without_a_limit_the_machine_and_the_affinity_mask_count(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ from mesh_nodes.engines.openvino.own_graphs import OwnGraphs
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.refusals import check_bounds, lacks_memory
-from mesh_nodes.hardware import has_vnni
+from mesh_nodes.hardware import probe
 
 BUSY_LOAD_FACTOR = 1.5
 """How much longer an import takes while up to 19 instances decode on two cores than alone, in the
@@ -91,7 +91,7 @@ def _footprints_of(
         weights=weights,
         kv=precisions.kv,
         compute=precisions.compute,
-        repacks=not has_vnni(),
+        repacks=not probe().has_vnni,
         path=folder and folder / name,
     )
 
