@@ -32,7 +32,7 @@ from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes, virt
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_mapped import kv_memory
 from mesh_nodes.engines.vllm.kv_memory import ElasticKv, KvMemory
-from mesh_nodes.engines.vllm.loader import StoreLoader, read_ahead
+from mesh_nodes.engines.vllm.loader import Load, read_ahead
 from mesh_nodes.engines.vllm.messages import ProcessOptions, Range
 from mesh_nodes.engines.vllm.pooled import pooled_memory
 from mesh_nodes.engines.vllm.sampler import sample_order
@@ -61,7 +61,6 @@ class Instance:
         """`where`: the parameters stand there, in the host's pool, which has the descriptor `pool`;
         else they are read from the store. Raises EngineError where they are not what is wanted.
         """
-        StoreLoader.watches, StoreLoader.reads = options.movable, where is None
         if where is None:
             read_ahead(order.model_path)
         self._order = order
@@ -89,9 +88,11 @@ class Instance:
             )
         if options.movable:
             keep_weights_in_tensors()
-            # CUDA graphs keep the addresses of weights, which come back to where they were.
-            StoreLoader.driver = driver
+        # CUDA graphs keep the addresses of weights, which come back to where they were.
+        places = driver if options.movable else None
+        load = Load(watches=options.movable, reads=where is None, driver=places)
         self._core = Core(
+            load=load,
             model_path=str(order.model_path),
             dtype=options.dtype,
             context_tokens_max=order.context_tokens_max,
@@ -106,9 +107,7 @@ class Instance:
             pool=self._pool,
         )
         pooled = None if pool is None else pooled_memory(pool, device())
-        self.weights = Weights(
-            self._core.model, device(), pooled, StoreLoader.beside, StoreLoader.memory
-        )
+        self.weights = Weights(self._core.model, device(), pooled, load.beside, load.memory)
         if where is not None:
             self.weights.restore(where)
         self._core.bound(order.kv_blocks, dense=True)

@@ -31,7 +31,7 @@ from mesh_nodes.engines.pooling import Pool
 from mesh_nodes.engines.sampling import Floats
 from mesh_nodes.engines.vllm.differences import KvSource, installed_shape
 from mesh_nodes.engines.vllm.kv_pool import NULL_BLOCKS, KvPool, hasher
-from mesh_nodes.engines.vllm.loader import FORMAT
+from mesh_nodes.engines.vllm.loader import FORMAT, LOAD, Load
 from mesh_nodes.engines.vllm.pooler import EMBEDS, SCORES, SummingPooler
 from mesh_nodes.engines.vllm.sampler import EXTRA, MeshSampler, SampleOrder
 
@@ -238,6 +238,7 @@ class Core:
     def __init__(
         self,
         *,
+        load: Load,
         model_path: str,
         dtype: str,
         context_tokens_max: int,
@@ -268,6 +269,7 @@ class Core:
         config = EngineArgs(
             model=model_path,
             load_format=FORMAT,
+            model_loader_extra_config={LOAD: load},
             skip_tokenizer_init=True,
             dtype=dtype,
             enforce_eager=not graphs,

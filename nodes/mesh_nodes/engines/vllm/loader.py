@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from mesh.domain.errors import TornModel
 from mesh.domain.model import ENCODERS
+from mesh.domain.values import dataclass
 from mesh_loader.config_keys import PREFIX
 from mesh_nodes.engines.device_range import Driver
 from mesh_nodes.engines.vllm.device import device
@@ -28,6 +29,7 @@ from mesh_nodes.engines.vllm.modules import changes, held_beside
 from mesh_nodes.engines.vllm.weights_memory import FixedMemory
 
 FORMAT = "mesh"
+LOAD = "load"
 _WEIGHTS = ("bias", "qweight", "weight", "weight_packed")
 """The last words of what no quantised checkpoint may lack."""
 
@@ -43,38 +45,48 @@ def read_ahead(model_path: Path) -> None:
     threading.Thread(target=ask, name="mesh-read-ahead", daemon=True).start()
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Load:
+    """What is wanted of a load, and what it has shown."""
+
+    watches: bool
+    """Whether `beside` is wanted."""
+    reads: bool
+    """False: parameters stay zero, for somebody else to fill."""
+    driver: Driver | None
+    """What places the model at addresses that stay; `None` leaves it where vLLM has put it."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """What the load has changed but parameters."""
+    memory: FixedMemory | None = None
+    """The place that the driver has given to the model."""
+
+
 @register_model_loader(FORMAT)
 class StoreLoader(BaseModelLoader):  # type: ignore[misc]
-    """See vLLM's `BaseModelLoader` for who calls what. vLLM makes it, so what a process wants of
-    its one load, and what that has shown, is the class's.
+    """See vLLM's `BaseModelLoader` for who calls what, and makes it with the `Load` as `LOAD` of
+    its extra configuration.
     """
 
-    watches: ClassVar[bool] = False
-    """Whether `beside` is wanted."""
-    reads: ClassVar[bool] = True
-    """False: parameters stay zero, for somebody else to fill."""
-    driver: ClassVar[Driver | None] = None
-    """What places the model at addresses that stay; `None` leaves it where vLLM has put it."""
-    beside: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """What the load has changed but parameters."""
-    memory: ClassVar[FixedMemory | None] = None
-    """The place that the driver has given to the model."""
+    def __init__(self, load_config: Any) -> None:
+        super().__init__(load_config)
+        self._load: Load = load_config.model_loader_extra_config[LOAD]
 
     def download_model(self, model_config: Any) -> None:
         """It is in the store."""
 
     def load_model(self, *arguments: Any, **named: Any) -> Any:
         model = super().load_model(*arguments, **named)
-        if self.watches:
-            StoreLoader.beside = changes(self._before, held_beside(model))
-        if self.driver is not None:
-            StoreLoader.memory = FixedMemory(self.driver, model, device())
+        load = self._load
+        if load.watches:
+            load.beside = changes(self._before, held_beside(model))
+        if load.driver is not None:
+            load.memory = FixedMemory(load.driver, model, device())
         return model
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Raises TornModel when the folder lacks a tensor of the model, or a file is cut short."""
-        self._before = held_beside(model) if self.watches else {}
-        if not self.reads:
+        self._before = held_beside(model) if self._load.watches else {}
+        if not self._load.reads:
             for parameter in model.parameters():
                 parameter.data.zero_()
             return
