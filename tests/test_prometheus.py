@@ -150,7 +150,7 @@ async def busy_cell(folder: Path) -> AsyncIterator[Edge]:
         http.cell.nodes.append(await node.join())
         for name in (SPEC.name, BROKEN, OTHER):
             spec = replace(SPEC, name=name)
-            assert await http.cell.ask(http.cell.client.deploy, spec) == "deployed"
+            assert (await http.cell.ask(http.cell.client.deploy, spec)).message == "deployed"
         await http.complete([97], max_tokens=2)
         await failed(http, node)
         calling = asyncio.create_task(traffic(http, node))

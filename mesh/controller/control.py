@@ -229,4 +229,5 @@ async def _write(operation: Replies, context: Any) -> None:
                 progress = pb.Progress(phase=reply.phase, share=reply.share)
                 await context.write(pb.OperationEvent(progress=progress))
             else:
-                await context.write(pb.OperationEvent(done=pb.Done(message=reply.message)))
+                done = pb.Done(message=reply.message, amiss=reply.amiss)
+                await context.write(pb.OperationEvent(done=done))

@@ -126,9 +126,9 @@ class Operating:
         # Closed at once when the caller goes, so that the core knows at once.
         async with aclosing(run) as replies:
             async for reply in replies:
-                if isinstance(reply, ReplyDone) and (amiss := await self._deployed(spec.name)):
-                    message = f"{reply.message}; {amiss}" if reply.message else amiss
-                    reply = replace(reply, message=message)
+                if isinstance(reply, ReplyDone):
+                    amiss = filter(None, (reply.amiss, await self._deployed(spec.name)))
+                    reply = replace(reply, amiss="; ".join(amiss))
                 yield reply
 
     async def _wait_for_starting(self, spec: DeploymentSpec) -> AsyncGenerator[ReplyProgress, None]:

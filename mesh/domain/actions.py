@@ -150,6 +150,13 @@ class ReplyProgress:
 class ReplyDone:
     operation_id: OperationId
     message: str = ""
+    amiss: str = ""
+    """What of it does not work, though it is done; empty where all does."""
+
+    @property
+    def text(self) -> str:
+        """The message and what is amiss, for people."""
+        return "; ".join(filter(None, (self.message, self.amiss)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -307,7 +307,10 @@ class CellLink:
         try:
             async for event in call:
                 if event.WhichOneof("event") == "done":
-                    yield ReplyDone(operation_id=OperationId(""), message=event.done.message)
+                    done = event.done
+                    yield ReplyDone(
+                        operation_id=OperationId(""), message=done.message, amiss=done.amiss
+                    )
                 else:
                     told = event.progress
                     yield ReplyProgress(

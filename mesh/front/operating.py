@@ -223,7 +223,7 @@ class FrontOperating:
             await told.put((cell, end))
 
         runs = [asyncio.create_task(run(cell, request)) for cell, request in asked.items()]
-        done: dict[CellName, str] = {}
+        done: dict[CellName, ReplyDone] = {}
         failed: dict[CellName, MeshError] = {}
         try:
             while len(done) + len(failed) < len(asked):
@@ -231,14 +231,14 @@ class FrontOperating:
                 if isinstance(said, MeshError):
                     failed[cell] = said
                 elif isinstance(said, ReplyDone):
-                    done[cell] = said.message
+                    done[cell] = said
                 else:
                     yield replace(said, phase=f"{cell}: {said.phase}")
         finally:
             for task in runs:
                 task.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
-        messages = [f"{done[cell]} in {cell}" for cell in asked if cell in done]
+        messages = [f"{done[cell].message} in {cell}" for cell in asked if cell in done]
         if failed:
             error = failed[next(cell for cell in asked if cell in failed)]
             whys = [f"not in {cell}: {failed[cell].message}" for cell in asked if cell in failed]
@@ -246,8 +246,11 @@ class FrontOperating:
             if done and again:
                 error.hint = f"repeat it when {', '.join(failed)} can do it, too: {again}"
             raise error
-        message = done[next(iter(asked))] if len(asked) == 1 else "; ".join(messages)
-        yield ReplyDone(operation_id=OperationId(""), message=message)
+        if len(asked) == 1:
+            yield done[next(iter(asked))]
+            return
+        amiss = "; ".join(f"{cell}: {done[cell].amiss}" for cell in asked if done[cell].amiss)
+        yield ReplyDone(operation_id=OperationId(""), message="; ".join(messages), amiss=amiss)
 
 
 def _check_one_tenant(name: DeploymentName, specs: Mapping[CellName, DeploymentSpec]) -> None:

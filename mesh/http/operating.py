@@ -80,7 +80,7 @@ class Operate:
                 message = ""
                 async with aclosing(self._begun(name, request, given)) as replies:
                     async for reply in replies:
-                        message = reply.message if isinstance(reply, ReplyDone) else ""
+                        message = reply.text if isinstance(reply, ReplyDone) else ""
                 await exchange.json(encoded({"message": message}))
 
     def _begun(self, name: DeploymentName, request: Request, given: bytes) -> Replies:
@@ -158,7 +158,7 @@ def operating_together(operator: Operator, bodies: Bodies) -> list[Route]:
         message = ""
         async with aclosing(operator.deploy(spec)) as replies:
             async for reply in replies:
-                message = reply.message if isinstance(reply, ReplyDone) else ""
+                message = reply.text if isinstance(reply, ReplyDone) else ""
         return message or "deployed"
 
     async def prospect(spec: DeploymentSpec) -> Plain:

@@ -273,15 +273,19 @@ class Done(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
+    AMISS_FIELD_NUMBER: _builtins.int
     message: _builtins.str
+    amiss: _builtins.str
+    """What of it does not work, though it is done: no node can hold its model, say."""
     def __init__(
         self,
         *,
         message: _builtins.str = ...,
+        amiss: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amiss", b"amiss", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,12 +13,14 @@ from typing import TypeVar, cast
 
 import grpc
 
+from mesh.domain.actions import ReplyDone
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Unavailable
-from mesh.domain.ids import DeploymentName, NodeId, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, OperationId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
+from mesh.domain.values import replace
 from mesh.domain.views import (
     Arrivals,
     CellEvent,
@@ -179,14 +181,14 @@ class MeshClient:
                 time.sleep(LOOK_S)
         return ControlStub(self._channels[self._at])
 
-    def deploy(self, spec: DeploymentSpec, progress: Progress | None = None) -> str:
-        """Deploy and wait until it is acknowledged; what the controller says of it in a word.
+    def deploy(self, spec: DeploymentSpec, progress: Progress | None = None) -> ReplyDone:
+        """Deploy and wait until it is acknowledged; what the controller says of it.
 
         Leaving before that (an exception from `progress`, Ctrl-C) cancels the deployment.
         """
         with _writing("the deployment"):
             request = pb.DeployRequest(spec=to_wire(spec, model_pb2.DeploymentSpec))
-        return self._operation(self._control.Deploy(request), progress)
+        return self._done(self._control.Deploy(request), progress)
 
     def undo(self, name: DeploymentName, to: int | None = None) -> str:
         """Back to the revision that served before, or to that of a number; what the controller
@@ -372,10 +374,15 @@ class MeshClient:
     def _operation(
         self, call: "grpc.CallIterator[pb.OperationEvent]", progress: Progress | None
     ) -> str:
-        done = ""
+        return self._done(call, progress).text
+
+    def _done(
+        self, call: "grpc.CallIterator[pb.OperationEvent]", progress: Progress | None
+    ) -> ReplyDone:
+        done = ReplyDone(operation_id=OperationId(""))
         for event in self._calls.stream(call):
             if event.WhichOneof("event") == "done":
-                done = event.done.message
+                done = replace(done, message=event.done.message, amiss=event.done.amiss)
             elif event.WhichOneof("event") == "progress" and progress is not None:
                 progress(event.progress.phase, event.progress.share)
         return done

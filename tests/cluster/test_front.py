@@ -134,13 +134,13 @@ async def three(tmp_path: Path) -> AsyncIterator[Fronted]:
 async def test_a_deployment_goes_to_its_home_cells_and_is_served_by_every_protocol(
     three: Fronted,
 ) -> None:
-    message = await three.ask(three.client.deploy, TWICE)
+    message = (await three.ask(three.client.deploy, TWICE)).text
     assert message == f"deployed in {FIRST}; deployed in {SECOND}" or set(message.split("; ")) == {
         f"deployed in {FIRST}",
         f"deployed in {SECOND}",
     }
     assert await three.having() == {FIRST, SECOND}
-    assert "unchanged" in await three.ask(three.client.deploy, TWICE)
+    assert "unchanged" in (await three.ask(three.client.deploy, TWICE)).text
     await three.front.until(lambda: len(three.client.list()) == 1)
     (one,) = await three.ask(three.client.list)
     assert (one.spec.cells, one.differs) == (2, "")
@@ -257,7 +257,7 @@ async def test_what_a_cell_that_is_away_did_not_get_is_told_and_done_by_the_same
             await second.node()
             await front.until(lambda: ready(front) == 2)
             assert await front.ask(second.client.list) == (), "a front deploys nothing by itself"
-            message = await front.ask(front.client.deploy, TWICE)
+            message = (await front.ask(front.client.deploy, TWICE)).text
             assert set(message.split("; ")) == {f"unchanged in {FIRST}", f"deployed in {SECOND}"}
             await front.ask(lambda: second.client.scale(SPEC.name, replicas_max=5))
             await front.until(lambda: front.client.get(SPEC.name).differs == f"differs in {SECOND}")

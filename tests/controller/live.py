@@ -315,7 +315,7 @@ class LiveCell:
         """A node, and a deployment on it. `held`: the node answers when it is told to."""
         node = await self.node(**changes)
         node.held = held
-        assert await asyncio.to_thread(self.client.deploy, spec) == "deployed"
+        assert (await asyncio.to_thread(self.client.deploy, spec)).text == "deployed"
         return node
 
     async def ask(self, call: Callable[..., T], *arguments: Any) -> T:

@@ -263,7 +263,7 @@ async def test_a_key_may_come_as_anthropics_clients_send_it(cell: tuple[LiveCell
 async def test_nothing_of_another_tenant_is_within_reach(cell: tuple[LiveCell, Keys]) -> None:
     live, keys = cell
     a, b, admin = (client_of(live, key) for key in (keys.a, keys.b, keys.admin))
-    assert await live.ask(a.deploy, replace(SPEC, tenant="b")) == "deployed"
+    assert (await live.ask(a.deploy, replace(SPEC, tenant="b"))).message == "deployed"
     assert [one.spec.tenant for one in await live.ask(a.list)] == ["a"]
     assert await live.ask(b.list) == ()
     held = {key: await live.ask(who.profiles, SPEC.name) for key, who in (("a", a), ("all", admin))}
@@ -298,7 +298,7 @@ async def test_nothing_of_another_tenant_is_within_reach(cell: tuple[LiveCell, K
     assert len(await live.ask(admin.requests)) == 1
     await live.ask(a.cancel, RequestId(seen.request_id))
     changed = replace(SPEC, slo=replace(SPEC.slo, ttft_s=9.0))
-    assert await live.ask(admin.deploy, changed) == "revision 2 serves"
+    assert (await live.ask(admin.deploy, changed)).message == "revision 2 serves"
     assert (await live.ask(a.get, SPEC.name)).spec.tenant == "a", "it stays whose it was"
     assert await live.ask(a.delete, SPEC.name) == "deleted"
 

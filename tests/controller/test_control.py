@@ -68,13 +68,13 @@ async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell)
     told = await cell.ask(
         cell.client.deploy, SPEC, lambda phase, share: seen.append((phase, share))
     )
-    assert (told, seen) == ("deployed", [("read", 0.5)])
+    assert (told.message, seen) == ("deployed", [("read", 0.5)])
     found = await cell.ask(cell.client.get, SPEC.name)
     assert (found.spec, found.model, found.state) == (SPEC, MODEL, DeploymentState.READY)
     assert await cell.ask(cell.client.list) == (found,)
-    assert await cell.ask(cell.client.deploy, SPEC) == "unchanged"
+    assert (await cell.ask(cell.client.deploy, SPEC)).message == "unchanged"
     changed = replace(SPEC, slo=Slo(ttft_s=9.0))
-    assert await cell.ask(cell.client.deploy, changed) == "revision 2 serves"
+    assert (await cell.ask(cell.client.deploy, changed)).message == "revision 2 serves"
     assert (await cell.ask(cell.client.get, SPEC.name)).spec == changed
     assert await cell.ask(cell.client.undo, SPEC.name) == "revision 3 serves"
     assert (await cell.ask(cell.client.get, SPEC.name)).spec == SPEC
@@ -314,9 +314,11 @@ async def test_a_deploy_says_that_a_chat_template_cannot_be_compiled(cell: LiveC
     node = await cell.node()
     node.text = replace(ASSETS, chat_template="a\n{% if %}")
     said = await cell.ask(cell.client.deploy, SPEC)
-    assert said.startswith("deployed; its chats are refused: ")
-    assert "cannot be compiled" in said
-    assert "line 2" in said
+    assert said.message == "deployed"
+    assert said.amiss.startswith("its chats are refused: ")
+    assert "cannot be compiled" in said.amiss
+    assert "line 2" in said.amiss
+    assert said.text == f"deployed; {said.amiss}"
 
 
 NODE = NodeId(HELLO.node_id)

@@ -153,7 +153,7 @@ async def test_unknown_words_of_an_import_fail_it_and_the_node_stays(cell: LiveC
     with pytest.raises(InvalidInput, match="weights is 'i2'; it must be one of i8"):
         await deploying
     node.importing = True
-    assert await cell.ask(cell.client.deploy, SPEC) == "deployed"
+    assert (await cell.ask(cell.client.deploy, SPEC)).message == "deployed"
 
 
 async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(
@@ -258,7 +258,7 @@ async def test_a_node_that_starts_is_shown_and_a_deploy_waits_for_it(cell: LiveC
     said: list[tuple[str, float]] = []
 
     def deploy() -> str:
-        return cell.client.deploy(SPEC, lambda phase, share: said.append((phase, share)))
+        return cell.client.deploy(SPEC, lambda phase, share: said.append((phase, share))).text
 
     deploying = asyncio.create_task(asyncio.to_thread(deploy))
     await cell.until(lambda: bool(said))

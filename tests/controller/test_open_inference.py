@@ -127,7 +127,7 @@ async def test_limits_of_its_own_come_in_metadata(cell: LiveCell, stub: Any) -> 
 async def test_a_revision_is_a_version(cell: LiveCell, stub: Any) -> None:
     await cell.deployed()
     changed = replace(SPEC, slo=replace(SPEC.slo, ttft_s=9.0))
-    assert await cell.ask(cell.client.deploy, changed) == "revision 2 serves"
+    assert (await cell.ask(cell.client.deploy, changed)).message == "revision 2 serves"
     assert (await stub.ModelInfer(request_of())).model_version == "2"
     model = await stub.ModelMetadata(pb.ModelMetadataRequest(name="chat", version="2"))
     assert list(model.versions) == ["2"]

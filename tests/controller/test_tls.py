@@ -40,7 +40,7 @@ async def test_both_protocols_serve_those_who_trust(tmp_path: Path, folder: Path
         show(Credentials(tls=read_tls(folder, Part.NODE)))
         cell.nodes.append(await FakeNode(cell.address).join())
         client = client_of(cell, read_tls(folder, Part.CLIENT))
-        assert await cell.ask(client.deploy, SPEC) == "deployed"
+        assert (await cell.ask(client.deploy, SPEC)).message == "deployed"
         *_, last = await cell.ask(lambda: list(client.invoke(asking())))
         assert isinstance(last, Finished)
 

@@ -274,19 +274,16 @@ class LiveCell:
         slo: Slo | None = None,
         prefix_cache: bool = True,
     ) -> str:
-        return self.client.deploy(
-            DeploymentSpec(
-                name=DeploymentName(name),
-                source=f"file://{source}",
-                slo=slo or Slo(),
-                prefix_cache=prefix_cache,
-                scaling=Scaling(
-                    replicas_min=replicas_min,
-                    replicas_max=replicas_max,
-                    keep_alive_s=keep_alive_s,
-                ),
-            )
+        spec = DeploymentSpec(
+            name=DeploymentName(name),
+            source=f"file://{source}",
+            slo=slo or Slo(),
+            prefix_cache=prefix_cache,
+            scaling=Scaling(
+                replicas_min=replicas_min, replicas_max=replicas_max, keep_alive_s=keep_alive_s
+            ),
         )
+        return self.client.deploy(spec).text
 
     def invoke(self, name: str, prompt: str, *, max_tokens: int, **sampling: float) -> Answer:
         """Invoke in a thread; returns at once."""

@@ -109,7 +109,7 @@ def test_update_undo_and_drain_under_load_lose_no_request(
     cell.wait_for("an instance", lambda: cell.instance_count(CHAT) == 1)
     with Load(cell.client, CHAT, callers=CALLERS, tokens=TOKENS) as load:
         more(load, 10)
-        assert cell.client.deploy(spec(other_model)) == "revision 2 starts"
+        assert cell.client.deploy(spec(other_model)).text == "revision 2 starts"
         cell.wait_for("the update", lambda: serves(cell, 2))
         more(load, 10)
         assert cell.client.undo(CHAT) == "revision 3 starts"
@@ -175,7 +175,7 @@ def test_a_rollout_goes_on_after_its_controller_was_killed(
     cell.start_node("n1", "--load-s", "1.5")
     cell.client.deploy(spec(tiny_model))
     cell.wait_for("an instance", lambda: cell.instance_count(CHAT) == 1)
-    assert cell.client.deploy(spec(other_model)) == "revision 2 starts"
+    assert cell.client.deploy(spec(other_model)).text == "revision 2 starts"
     assert cell.client.get(CHAT).revision == 1
     controller.kill()
     cell.start_controller()

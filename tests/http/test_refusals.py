@@ -588,7 +588,7 @@ async def test_an_endless_chat_template_ends_its_own_calls_and_delays_nobody(
         node.text = replace(
             node.text, chat_template="{% if messages[0].content == 'x' %}" + loop + "{% endif %}ok"
         )
-        assert await asyncio.to_thread(http.cell.client.deploy, SPEC) == "deployed"
+        assert (await asyncio.to_thread(http.cell.client.deploy, SPEC)).message == "deployed"
         assert (await http.chat(max_tokens=1)).status_code == 200
         bad = {"model": "chat", "messages": [{"role": "user", "content": "x"}]}
         ask = partial(

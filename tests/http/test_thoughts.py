@@ -25,7 +25,7 @@ R1 = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<a
 async def thinking(http: Edge, says: str, template: str = QWEN) -> FakeNode:
     node = await http.cell.node()
     node.text, node.says = replace(ASSETS, chat_template=template), says
-    assert await asyncio.to_thread(http.cell.client.deploy, SPEC) == "deployed"
+    assert (await asyncio.to_thread(http.cell.client.deploy, SPEC)).message == "deployed"
     return node
 
 

@@ -36,7 +36,7 @@ async def calling(http: Edge, says: str) -> FakeNode:
     """A deployment whose model knows tools as Qwen does, and answers so."""
     node = await http.cell.node()
     node.text, node.says = replace(ASSETS, chat_template=TEMPLATE), says
-    assert await asyncio.to_thread(http.cell.client.deploy, SPEC) == "deployed"
+    assert (await asyncio.to_thread(http.cell.client.deploy, SPEC)).message == "deployed"
     return node
 
 
@@ -146,7 +146,7 @@ async def test_a_call_that_was_cut_goes_back_to_templates_of_either_kind(
     body, rendered = (listed, items) if objects else (either, plain)
     wrap = "<tool_call>{% for c in messages[0].tool_calls %}{% set a = c.function.arguments %}"
     node.text = replace(ASSETS, chat_template=wrap + body + "{% endfor %}")
-    assert await asyncio.to_thread(http.cell.client.deploy, SPEC) == "deployed"
+    assert (await asyncio.to_thread(http.cell.client.deploy, SPEC)).message == "deployed"
     answer = await http.chat(messages=messages, max_tokens=1)
     assert answer.status_code == 200, answer.text
     assert len(orders(node)[-1].prompt_tokens) == len("<tool_call>" + rendered)

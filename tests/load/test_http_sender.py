@@ -125,7 +125,7 @@ async def test_a_key_and_an_authority_are_shown(tmp_path: Path) -> None:
         show(Credentials(key=node_key, tls=read_tls(folder, Part.NODE)))
         http.cell.nodes.append(await FakeNode(http.cell.address).join())
         show(Credentials(key=admin, tls=client))
-        assert await http.cell.ask(operator.deploy, SPEC) == "deployed"
+        assert (await http.cell.ask(operator.deploy, SPEC)).message == "deployed"
         at = str(http.cell.http)
         assert (await asked(HttpSender(at), call())).whole(call())
         show(Credentials(tls=client))

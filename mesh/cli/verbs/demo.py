@@ -247,9 +247,8 @@ def _play(
     for spec in specs:
         with progress(spec.name) as report:
             done = _await([threads.submit(client.deploy, spec, report)], watch)[0].result()
-        _, _, amiss = done.partition("; ")
-        if amiss:
-            raise MeshError(amiss, hint="give it more memory, or another model with --source")
+        if done.amiss:
+            raise MeshError(done.amiss, hint="give it more memory, or another model with --source")
         _await([threads.submit(wait_for, client, spec.name, Goal.READY, READY_S_MAX)], watch)[
             0
         ].result()

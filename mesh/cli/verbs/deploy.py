@@ -100,11 +100,10 @@ def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
     with progress(spec.name) as report:
         done = client.deploy(spec, report)
     if not wait_s:
-        output.message(f"{spec.name}: {done or 'deployed'}")
+        output.message(f"{spec.name}: {done.text or 'deployed'}")
         return
-    _, _, amiss = done.partition("; ")
-    if amiss:
-        output.message(f"{spec.name}: {amiss}")
+    if done.amiss:
+        output.message(f"{spec.name}: {done.amiss}")
     wait_for(client, spec.name, Goal.READY, wait_s)
     output.message(f"{spec.name}: ready")
 

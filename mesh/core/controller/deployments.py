@@ -152,22 +152,22 @@ def stored(ctx: EventContext, operation_id: OperationId) -> None:
         reply_error(ctx, operation_id, "NotFound", f"{operation.name!r} was deleted meanwhile")
         return
     rollout = ctx.cell.rollouts.get(public_name(entry.name))
-    message = "deleted"
+    message, amiss = "deleted", ""
     if operation.kind is OperationKind.DELETE:
         for revision in rollouts.forget(ctx, rollout) if rollout is not None else [entry]:
             _remove(ctx, revision)
     elif operation.revisions is not None and rollout is not None:
-        done = rollouts.stored(ctx, rollout, operation)
-        message = ctx.deployed(rollout.coming or rollout.current, done)
+        message = rollouts.stored(ctx, rollout, operation)
+        amiss = ctx.amiss(rollout.coming or rollout.current)
     elif operation.kind is OperationKind.DEPLOY and operation.pending is not None:
         entry.use(operation.pending)
         entry.advance(DeploymentState.READY)
-        message = ctx.deployed(entry, "deployed")
+        message, amiss = "deployed", ctx.amiss(entry)
         keep_minimum(ctx, entry)
     elif operation.pending is not None:
         rollouts.use(ctx, entry, operation.pending)
         message = "scaled"
-    ctx.act(ReplyDone(operation_id=operation_id, message=message))
+    ctx.act(ReplyDone(operation_id=operation_id, message=message, amiss=amiss))
 
 
 def _remove(ctx: EventContext, entry: DeploymentEntry) -> None:

@@ -51,12 +51,12 @@ def change(ctx: EventContext, rollout: RolloutEntry, asked: DeployRequested) -> 
         message = f"a revision of {rollout.name!r} is being imported"
         reply_error(ctx, operation_id, "AlreadyExists", message, "wait for that to end")
     elif target is not None and public(target.spec) == asked.spec:
-        coming = rollout.coming or rollout.current
-        message = ctx.deployed(coming, f"revision {target.revision} starts")
-        ctx.act(ReplyDone(operation_id=operation_id, message=message))
+        message = f"revision {target.revision} starts"
+        amiss = ctx.amiss(rollout.coming or rollout.current)
+        ctx.act(ReplyDone(operation_id=operation_id, message=message, amiss=amiss))
     elif public(serves.spec) == asked.spec and target is None:
-        message = ctx.deployed(rollout.current, "unchanged")
-        ctx.act(ReplyDone(operation_id=operation_id, message=message))
+        amiss = ctx.amiss(rollout.current)
+        ctx.act(ReplyDone(operation_id=operation_id, message="unchanged", amiss=amiss))
     elif needs_no_instance(serves.spec, asked.spec):
         _change_in_place(ctx, rollout, operation_id, serves, asked.spec)
     else:

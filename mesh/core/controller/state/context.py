@@ -116,11 +116,10 @@ class EventContext:
             f"of {len(nodes)} nodes has {format_bytes(most)}"
         )
 
-    def deployed(self, entry: DeploymentEntry, done: str) -> str:
-        """What a deploy has done, and what is amiss with it."""
+    def amiss(self, entry: DeploymentEntry) -> str:
+        """What keeps it from being served though it is deployed; empty where nothing does."""
         too_large = self.why_too_large(entry)
-        amiss = f"; {too_large}: calls are refused until a larger one joins"
-        return done + amiss if too_large else done
+        return too_large and f"{too_large}: calls are refused until a larger one joins"
 
     def may_start(self, entry: DeploymentEntry) -> bool:
         """Whether the deployment may have one instance more, now."""
