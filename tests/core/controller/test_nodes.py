@@ -166,9 +166,10 @@ def test_a_deploy_is_told_whether_nodes_are_draining_or_not_there() -> None:
         reply = only(cell.tell(asked), ReplyError)
         return reply.message, reply.hint
 
-    message, hint = told()
+    message, first_hint = told()
     assert message.startswith("no cpu node is up to import ")
-    assert hint == "start one with `mesh node --join …`"
+    assert message.endswith(": none has joined since the controller started")
+    assert first_hint.startswith("one that runs, or that `mesh up` starts, joins within seconds")
     link, _ = cell.join()
     cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1")))
     message, hint = told()
@@ -176,7 +177,7 @@ def test_a_deploy_is_told_whether_nodes_are_draining_or_not_there() -> None:
     assert message.endswith(": 1 draining")
     assert "`mesh drain NODE --undo`" in hint
     cell.tell(NodeDisconnected(link_id=link, reason="it was killed"))
-    assert told()[0].startswith("no cpu node is up to import ")
+    assert told() == (f"no cpu node is up to import {asked.spec.source}", first_hint)
 
 
 def test_draining_an_unknown_node_names_the_known_ones() -> None:

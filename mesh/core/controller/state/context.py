@@ -92,7 +92,8 @@ class EventContext:
         spans = [n.hello.tensor_parallel_max for n in nodes if n.state is NodeState.READY]
         widest = max(spans, default=0)
         if not 0 < widest < spec.tensor_parallel:
-            return _why_none_is_ready(nodes, " or ".join(spec.devices), purpose)
+            devices, joined = " or ".join(spec.devices), self.cell.fleet_changes > 0
+            return _why_none_is_ready(nodes, devices, purpose, has_had_nodes=joined)
         message = (
             f"instances of {spec.name!r} are to span {spec.tensor_parallel} devices "
             f"(tensor_parallel); those of the nodes that are up can span {widest}"
@@ -347,12 +348,21 @@ class EventContext:
         return share
 
 
-def _why_none_is_ready(nodes: list[NodeEntry], devices: str, purpose: str) -> tuple[str, str]:
+def _why_none_is_ready(
+    nodes: list[NodeEntry], devices: str, purpose: str, *, has_had_nodes: bool
+) -> tuple[str, str]:
     """Nodes are counted and not named: tenants are told this, too. The cell forgets a lost node at
-    once, so what it has beside those that are ready is draining."""
+    once, so what it has beside those that are ready is draining. A controller that has just been
+    started anew does not know of the nodes that are on their way back to it.
+    """
     if nodes:
         return (
             f"no {devices} node takes new work{purpose}: {len(nodes)} draining",
             "`mesh drain NODE --undo` has a node take work again; `mesh nodes` names them",
         )
-    return f"no {devices} node is up{purpose}", "start one with `mesh node --join …`"
+    why = "" if has_had_nodes else ": none has joined since the controller started"
+    hint = (
+        "one that runs, or that `mesh up` starts, joins within seconds: try again; else start one "
+        "with `mesh node --join …`"
+    )
+    return f"no {devices} node is up{purpose}{why}", hint
