@@ -1,20 +1,39 @@
 """Engines over tiny models: one model a session, one engine a test."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from mesh.domain.model import KvPrecision, WeightPrecision
+from mesh.domain.values import replace
+from mesh_loader.store import StoredModel
 from mesh_nodes.engines.openvino import blob_maker
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.tiny import TinyModel, write_tiny
 from tests.nodes.engines.serving import load
 from tests.support.compiled_once import compiled_once
 
+LAYERS = 6
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def shallow(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    """The first layers of the demo model, for what does not depend on their number."""
+    folder, info = tmp_path_factory.mktemp("shallow"), smollm2_model.info
+    for name in ("model.safetensors", *TEXT_FILES):
+        (folder / name).symlink_to(smollm2_model.path / name)
+    config = json.loads((smollm2_model.path / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
+    of_layers = info.parameters - (info.vocabulary_tokens + 1) * info.hidden_size
+    parameters = info.parameters - of_layers * (info.layers - LAYERS) // info.layers
+    return StoredModel(path=folder, info=replace(info, layers=LAYERS, parameters=parameters))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What a request computes does not hang on who is computed beside it, beyond rounding.
 
-The demo model is computed alone and beside three others, token by token, and its logits compared.
+The first layers of the demo model are computed for a request alone and beside three others, token
+by token, and their logits compared.
 """
 
 import numpy as np
@@ -22,10 +23,11 @@ from tests.nodes.engines.openvino.pools import pool_of
 
 PROMPT_TOKENS, DECODES = 24, 12
 CONTEXT_TOKENS = 2 * BLOCK_TOKENS
-DIVERGENCE_MAX = 1e-3
-"""In nats (KL), the mean of the decodes: weights of 8 bits differ from f16's by seven times that.
-Exact activations come to 3e-8 to 9e-8 with f16 caches and to 3e-6 to 2e-5 with u8, whether one or
-30 are beside it (AVX2, which has no 8-bit activations)."""
+DIVERGENCE_MAX = 1e-4
+"""In nats (KL), the mean of the decodes: weights of 8 bits differ from f16's by 15 times that.
+Exact activations come to 1e-9 to 2e-9 with f16 caches and to 4e-8 with u8 (AVX2, which has no
+8-bit activations).
+"""
 
 
 def decoded(graph: CompiledGraph, vocabulary: int, *, neighbours: int) -> npt.NDArray[np.float64]:
@@ -83,11 +85,11 @@ def decoded(graph: CompiledGraph, vocabulary: int, *, neighbours: int) -> npt.ND
     ],
 )
 def test_neighbours_change_little(
-    smollm2_model: StoredModel, weights: WeightPrecision, kv: KvPrecision
+    shallow: StoredModel, weights: WeightPrecision, kv: KvPrecision
 ) -> None:
-    info = smollm2_model.info
+    info = shallow.info
     compiler = Compiler(threads=2, weights=weights, precisions=Precisions(kv=kv))
-    graph = compiler.compile(info, smollm2_model.path, CONTEXT_TOKENS, lambda *_: None)
+    graph = compiler.compile(info, shallow.path, CONTEXT_TOKENS, lambda *_: None)
     alone, beside = (decoded(graph, info.vocabulary_tokens, neighbours=count) for count in (0, 3))
     divergence = (np.exp(alone) * (alone - beside)).sum(axis=1)
     assert divergence.mean() < DIVERGENCE_MAX
