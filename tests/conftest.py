@@ -5,10 +5,11 @@ A slow example is no failure on a shared machine, so examples have no deadline. 
 examples, but in CI; `make faults` draws six times as many.
 """
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--policy", metavar="FILE.py", help="see tests/policy/test_conformance.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The tests are made and kept: nothing of them is garbage to look for, now or later."""
+    gc.disable()
+    found = yield
+    gc.enable()
+    gc.freeze()
+    return found
 
 
 @pytest.fixture(autouse=True)
