@@ -30,7 +30,7 @@ from tests.support.tiny_model import LlamaShape, write_llama
 log = logging.getLogger(__name__)
 MOVES = int(os.environ.get("MESH_MIGRATIONS") or 1)
 CLIENTS = 3
-TOKENS = 120
+TOKENS = 72
 SAMPLED = {"temperature": 0.8}
 OWN = 8
 """Iterations of a place before and after a move of which an own one is the median."""

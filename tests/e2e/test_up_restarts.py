@@ -29,6 +29,8 @@ DEPLOYMENTS = ("chat", "code")
 CLIENTS = 2
 """This many clients call each deployment, and each of them has a request under way."""
 TOKENS = 400
+PAUSE_S = 1.0
+"""So long clients pause while a child comes back: else it waits for them, and they compute."""
 BACK_S_MAX = 60.0
 TEST_S_MAX = 120.0 + KILLS * 60.0
 # What is killed and comes back is slow; nothing is to be refused for that.
@@ -41,6 +43,8 @@ class Load:
     def __init__(self, cell: LiveCell) -> None:
         self._cell = cell
         self._stopping = threading.Event()
+        self.pause_s = 0.0
+        """Between two requests of a client."""
         self.under_way: dict[str, Answer] = {}
         self.ended: list[Answer] = []
         self._threads = [
@@ -57,8 +61,7 @@ class Load:
             self.under_way[prompt] = answer
             answer.ended.wait()
             self.ended.append(answer)
-            if answer.error is not None:
-                self._stopping.wait(0.1)
+            self._stopping.wait(0.1 if answer.error is not None else self.pause_s)
 
     def of(self, name: str) -> list[Answer]:
         """The requests that are under way now and have tokens."""
@@ -128,6 +131,7 @@ def test_killed_children_come_back_and_others_lose_no_request(cell: LiveCell, up
                 one_is_killed(cell, load, up, name, kill)
             if RestartLimits().in_a_row_max < KILLS:
                 time.sleep(RestartLimits().well_s)
+        load.pause_s = 0.0
         cell.wait_for("both nodes to serve", lambda: busy(cell, load), BACK_S_MAX)
     finally:
         load.stop()
@@ -138,9 +142,11 @@ def test_killed_children_come_back_and_others_lose_no_request(cell: LiveCell, up
 
 def one_is_killed(cell: LiveCell, load: Load, up: Up, name: str, kill: int) -> None:
     """Kill a child amid requests, and wait until it is back."""
+    load.pause_s = 0.0
     at = cell.wait_for("both nodes to be busy", lambda: busy(cell, load), BACK_S_MAX)
     ended_before = len(load.ended)
     up.kill(name)
+    load.pause_s = PAUSE_S
     cell.wait_for(f"{name} to be back", lambda: up.said(f"{name} is back") == kill, BACK_S_MAX)
     if name != "the controller":
         (others,) = (answers for node, answers in at.items() if node != name)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.core.controller.instances.node_schedule import in_time_alone
@@ -21,6 +21,7 @@ from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
 from tests.core.admission import SLOW
 from tests.core.cells import FOOTPRINT, MODEL, commands, deployment, hello
+from tests.support.depth import DEEP
 
 DEPLOYMENTS = (
     deployment("short", slo=Slo(ttft_s=1.0, tpot_s=0.5), keep_alive_s=60.0),
@@ -135,6 +136,7 @@ def history(
     return watched.placed, watched.cell.run(made)
 
 
+@settings(max_examples=100 if DEEP else 8)
 @given(arrivals() | arrivals(NO_SLO | OWN_SLOS))
 def test_nobody_is_overtaken_too_often_and_nobody_is_late_by_more_than_an_iteration(
     made: list[Arrival],
