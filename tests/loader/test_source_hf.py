@@ -16,6 +16,14 @@ from mesh.domain.units import format_bytes
 from tests.loader.hub_server import COMMIT, hub
 from tests.support.tiny_model import write_tiny_llama
 
+EACH = """
+import sys
+from mesh_loader.__main__ import main
+_, store, *sources = sys.argv
+for source in sources:
+    assert main(["import", source, "--store", store]) == 1
+"""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -29,8 +37,20 @@ class Machine:
     ) -> list[Any]:
         """The lines of an import in a child: huggingface_hub reads its settings once, on import."""
         where = str(self.folder / store)
+        arguments = ["-m", "mesh_loader", "import", source, "--store", where, *options]
+        status, lines = self._ran(arguments, environment)
+        assert status == (1 if "error" in lines[-1] else 0)
+        return lines
+
+    def errors(self, *sources: str) -> list[Any]:
+        """Why these cannot be imported, one after the other in a child."""
+        status, lines = self._ran(["-c", EACH, str(self.folder / "store"), *sources], {})
+        assert status == 0
+        return [line["error"] for line in lines if "error" in line]
+
+    def _ran(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, list[Any]]:
         child = subprocess.run(
-            [sys.executable, "-m", "mesh_loader", "import", source, "--store", where, *options],
+            [sys.executable, *arguments],
             env={
                 **os.environ,
                 "HF_ENDPOINT": self.endpoint,
@@ -42,10 +62,8 @@ class Machine:
             text=True,
             check=False,
         )
-        lines = [json.loads(line) for line in child.stdout.splitlines()]
-        assert child.returncode == (1 if "error" in lines[-1] else 0)
         assert "Traceback" not in child.stderr
-        return lines
+        return child.returncode, [json.loads(line) for line in child.stdout.splitlines()]
 
 
 @pytest.fixture
@@ -85,44 +103,38 @@ def test_a_repository_comes_within_the_rate(machine: Machine, tmp_path: Path) ->
     assert told[-1] == f"download org/tiny, {whole} of {whole}"
 
 
-@pytest.mark.parametrize(
-    ("source", "kind", "said"),
-    [
-        ("hf://org/none", "NotFound", "org/none is not on the Hugging Face hub"),
-        ("hf://org/tiny@v9", "NotFound", "org/tiny has no revision v9"),
-        ("hf://org/gated", "Unavailable", "needs its licence accepted"),
-    ],
-)
-def test_what_the_hub_refuses_is_told(machine: Machine, source: str, kind: str, said: str) -> None:
-    error = machine.imports(source)[-1]["error"]
-    assert error["type"] == kind
-    assert said in error["message"]
-    assert error["hint"]
-    assert "\n" not in error["message"]
+def test_what_the_hub_refuses_is_told(machine: Machine) -> None:
+    cases = {
+        "hf://org/none": ("NotFound", "org/none is not on the Hugging Face hub"),
+        "hf://org/tiny@v9": ("NotFound", "org/tiny has no revision v9"),
+        "hf://org/gated": ("Unavailable", "needs its licence accepted"),
+    }
+    for error, (kind, said) in zip(machine.errors(*cases), cases.values(), strict=True):
+        assert error["type"] == kind
+        assert said in error["message"]
+        assert error["hint"]
+        assert "\n" not in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("files", "said", "hint"),
-    [
+def test_a_repository_of_other_files_says_which_they_are(tmp_path: Path) -> None:
+    cases = (
         (["a-Q4_0.gguf", "mmproj-a.gguf"], "one must be named", "/resolve/main/a-Q4_0.gguf"),
         (["openvino_model.xml", "config.json"], "openvino_model.xml is not fetched", "file://DIR"),
         (["pytorch_model.bin", "config.json"], "pytorch_model.bin is not fetched", "file://DIR"),
         (["model.onnx"], "model.onnx is not fetched", "docs/model-store.md"),
         (["README.md"], "holds no model", "safetensors"),
-    ],
-)
-def test_a_repository_of_other_files_says_which_they_are(
-    tmp_path: Path, files: list[str], said: str, hint: str
-) -> None:
-    folder = tmp_path / "other"
-    folder.mkdir()
-    for name in files:
-        (folder / name).write_text("{}")
-    with hub({"org/other": folder}) as endpoint:
-        error = Machine(tmp_path, endpoint).imports("hf://org/other")[-1]["error"]
-    assert error["type"] == "UnsupportedModel"
-    assert said in error["message"]
-    assert hint in error["hint"]
+    )
+    repositories = {f"org/other{number}": tmp_path / str(number) for number in range(len(cases))}
+    for folder, (files, _, _) in zip(repositories.values(), cases, strict=True):
+        folder.mkdir()
+        for name in files:
+            (folder / name).write_text("{}")
+    with hub(repositories) as endpoint:
+        errors = Machine(tmp_path, endpoint).errors(*(f"hf://{name}" for name in repositories))
+    for error, (_, said, hint) in zip(errors, cases, strict=True):
+        assert error["type"] == "UnsupportedModel"
+        assert said in error["message"]
+        assert hint in error["hint"]
 
 
 def test_offline_says_so_in_one_line(machine: Machine) -> None:
