@@ -1,8 +1,8 @@
 """Placement: which replica of a plan is on which group of devices.
 
 `place_greedy` is the paper's algorithm 2, `place_whole` one device a replica. `place_conserving`
-packs by memory and by the device time that the replicas' work takes; `place_exact` is the check of
-it on small cases. After: `mesh.sim.operators` executes it.
+packs by memory and by the device time that the replicas' work takes. After: `mesh.sim.operators`
+executes it.
 """
 
 from collections import Counter
@@ -12,8 +12,6 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.values import dataclass
 from mesh.plan.problem import LANES_MAX, Plan, Problem, held_bytes
 
-PIECES_MAX = 12
-"""What `place_exact` is given at most."""
 DEVICES_MAX = 4096
 Weigh = Callable[[float, float], float]
 """Orders devices by the shares of their load and memory that are taken; the least comes first."""
@@ -222,44 +220,6 @@ class _Packing:
             tuple(found[n] for n, piece in enumerate(self.pieces) if piece.station == station)
             for station in range(stations)
         )
-
-
-def place_exact(pieces: Sequence[Piece], load: float, memory_bytes: int) -> int:
-    """The fewest devices that take all pieces, by trying all; at most PIECES_MAX pieces."""
-    if len(pieces) > PIECES_MAX:
-        raise InvalidInput(f"{len(pieces)} replicas are too many to try all; {PIECES_MAX} are not")
-    _check(pieces, load, memory_bytes)
-    order = sorted(pieces, key=lambda piece: (-piece.load, -piece.memory_bytes))
-    best = len(pieces)
-    loads: list[float] = []
-    held: list[int] = []
-
-    def put(number: int) -> None:
-        nonlocal best
-        if len(loads) >= best:
-            return
-        if number == len(order):
-            best = len(loads)
-            return
-        piece = order[number]
-        for device in range(len(loads)):
-            if (
-                loads[device] + piece.load <= load * (1 + 1e-9)
-                and held[device] + piece.memory_bytes <= memory_bytes
-            ):
-                loads[device] += piece.load
-                held[device] += piece.memory_bytes
-                put(number + 1)
-                loads[device] -= piece.load
-                held[device] -= piece.memory_bytes
-        loads.append(piece.load)
-        held.append(piece.memory_bytes)
-        put(number + 1)
-        loads.pop()
-        held.pop()
-
-    put(0)
-    return best
 
 
 def _check(pieces: Sequence[Piece], load: float, memory_bytes: int) -> None:
