@@ -19,7 +19,7 @@ import click
 from mesh import __version__
 from mesh.cli import output
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.wire.credentials import TLS_VARIABLE, Tls, read_credentials, show
+from mesh.wire.credentials import TLS_VARIABLE, client_tls, read_credentials, show
 
 DONE, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
@@ -135,16 +135,9 @@ def mesh(ctx: click.Context, traceback: bool, key_file: Path | None, tls: Path |
     verb = ctx.invoked_subcommand
     if verb in SERVERS and tls is not None:
         ctx.default_map, tls = {verb: {"tls": str(tls)}}, None
-    show(read_credentials(os.environ, key_file, None if tls is None else _tls(tls)))
+    show(read_credentials(os.environ, key_file, None if tls is None else client_tls(tls)))
     if verb is None:
         click.echo(ctx.get_help())
-
-
-def _tls(folder: Path) -> Tls:
-    """Raises InvalidInput. Its library is imported where it is asked for alone."""
-    from mesh.wire.certificates import Part, read_tls
-
-    return read_tls(folder, Part.CLIENT)
 
 
 def run(arguments: Sequence[str], command: click.Command = mesh) -> int:

@@ -13,14 +13,14 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.values import replace
 from mesh.front.options import OPTIONS, read_cells
 from mesh.front.server import FrontConfig, serve
-from mesh.wire.credentials import Tls, credentials, read_credentials, show
+from mesh.wire.credentials import client_tls, credentials, read_credentials, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         options = parsed(OPTIONS, arguments, "mesh.front", "Serve clients before several cells.")
         config = FrontConfig(**served(options), cells=read_cells(options.cells))
-        shown = None if config.tls is None else _client_tls(config.tls.folder)
+        shown = None if config.tls is None else client_tls(config.tls.folder)
         if options.key_file is None and credentials().key:
             show(replace(credentials(), tls=shown))  # the command line has read the key
         else:
@@ -34,10 +34,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(serve(config, ready=settle))
 
     return exit_code(run, "front")
-
-
-def _client_tls(folder: Path) -> Tls:
-    """What a front shows its cells, of which it is a client; few start-ups pay for cryptography."""
-    from mesh.wire.certificates import Part, read_tls
-
-    return read_tls(folder, Part.CLIENT)

@@ -39,6 +39,15 @@ class Credentials:
         return ((AUTHORIZATION, f"Bearer {self.key}"),) if self.key else ()
 
 
+def client_tls(folder: Path) -> Tls:
+    """What a client shows, from a folder of `mesh tls init`. Raises InvalidInput. Cryptography is
+    imported here: few start-ups pay for it.
+    """
+    from mesh.wire.certificates import Part, read_tls
+
+    return read_tls(folder, Part.CLIENT)
+
+
 _shown = Credentials()
 
 
