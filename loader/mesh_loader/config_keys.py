@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from mesh.domain.checks import CONTEXT_TOKENS_MAX
+from mesh.domain.checks import CONTEXT_TOKENS_MAX, is_unicode
 from mesh.domain.errors import TornModel
 from mesh.domain.values import dataclass
 
@@ -230,15 +230,6 @@ def check_config(config: Mapping[str, Any], name: str, keys: Mapping[str, Kind] 
             f"{name}: {key} should be {kind}, it is {shown(value)}",
             hint=f"correct {key} in the model's configuration; no other try will go better",
         )
-
-
-def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def shown(value: object) -> str:

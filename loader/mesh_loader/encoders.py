@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 
+from mesh.domain.checks import is_unicode
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ENCODERS, Task
 from mesh_loader.architectures import ExpectedTensor, Shape, number_in, size_in
@@ -21,7 +22,6 @@ from mesh_loader.config_keys import (
     ONLY_TASK,
     POOLING,
     check_config,
-    is_unicode,
 )
 from mesh_loader.model_files import MODULE_CONFIGS
 from mesh_loader.model_info import TOKENIZER_BYTES_MAX, read_bounded, read_json

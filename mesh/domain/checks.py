@@ -31,6 +31,15 @@ _SECRET = re.compile(r"sig|token|secret|passw|credential|api.?key|access.?key|^k
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold it: JSON can say half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_spec(spec: DeploymentSpec) -> None:
     """Raise InvalidInput when no deployment can be meant by this."""
     check_name(spec.name)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mesh.domain.checks import is_unicode
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.text import ToolFormat
 from mesh.domain.values import dataclass
@@ -196,13 +197,13 @@ class ToolReader:
             name = said["name"]
         except (ValueError, AttributeError, KeyError, RecursionError):
             name = arguments = None
-        if not isinstance(name, str) or not _writable(name) or not isinstance(arguments, dict):
+        if not isinstance(name, str) or not is_unicode(name) or not isinstance(arguments, dict):
             if self._form is ToolFormat.HERMES:
                 text = f"{_OPEN}{text}{_CLOSE * closed}"
             return self._plain(text)
         begun = self._begin(name)
         written = json.dumps(arguments, ensure_ascii=False)
-        if not _writable(written):
+        if not is_unicode(written):
             written = json.dumps(arguments)
         return [begun, Arguments(begun.index, written)]
 
@@ -226,16 +227,7 @@ def _name(quoted: str) -> str | None:
         name = json.loads(quoted)
     except ValueError:
         return None
-    return name if isinstance(name, str) and _writable(name) else None
-
-
-def _writable(text: str) -> bool:
-    """JSON can say half a character, no answer can."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return name if isinstance(name, str) and is_unicode(name) else None
 
 
 def _held(text: str) -> int:
