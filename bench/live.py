@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -26,8 +26,17 @@ from bench.judging import Judgement, judge, judged
 from bench.overcommit_shapes import booked_over_rss, watched
 from bench.own_models import own_source, plant_models
 from bench.played import Played, measured
-from bench.scenario import Asked, Cell, Scenario, Scene, read_scenario, wanted
-from bench.sending import AtOnce, Load, Overload, Poisson, Returns, Waves, limit_bytes
+from bench.scenario import Asked, Cell, Peer, Scenario, Scene, read_scenario, wanted
+from bench.sending import (
+    AtOnce,
+    Load,
+    Overload,
+    Poisson,
+    Returns,
+    Waves,
+    calls_for,
+    limit_bytes,
+)
 from bench.spans import spans_of
 from mesh.cli.output import message
 from mesh.cli.waiting import POLL_S, Goal, wait_for
@@ -38,7 +47,7 @@ from mesh.domain.errors import Cancelled, InvalidInput
 from mesh.domain.events import ControllerEvent, NodeReported
 from mesh.domain.ids import DeploymentName
 from mesh.domain.messages import InstanceLoaded
-from mesh.domain.model import KvPrecision, WeightPrecision
+from mesh.domain.model import Footprint, KvPrecision, WeightPrecision
 from mesh.domain.reasons import ProfileSource
 from mesh.domain.views import InstanceSnapshot
 from mesh.evaluation.fidelity.calibrating import calibrate
@@ -62,11 +71,12 @@ BASE_BYTES = 192 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What became of a scene, by its loads. There is no peer where none was asked for."""
+    """What became of a scene, by its loads."""
 
     scene: Scene
     ours: Sequence[Played]
-    peer: Sequence[Played] = ()
+    peers: Mapping[str, Sequence[Played]] = field(default_factory=dict)
+    """By name, those that were asked for."""
 
 
 Sent = list[tuple[list[Call], Played]]
@@ -86,21 +96,23 @@ class Stage:
         """Raises MeshError when a part of a cell does not start or ends."""
         self._plant(scene)
         ours: dict[str, Played] = {}
-        peers: dict[str, Played] = {}
+        asked = [of for of in scene.peers if self._asked.peer or of.cell is not None]
+        peers: dict[str, dict[str, Played]] = {peer.name: {} for peer in asked}
         apart = [[load] for load in scene.loads]
         for number in range(self._asked.rounds):
             seed = self._asked.seed + number
             for loads in apart if scene.fresh or scene.cold else [list(scene.loads)]:
                 sent = self._in_cell(scene, scene.cell, loads, seed, [])
                 _added(ours, sent)
-                if scene.peer is not None and (self._asked.peer or scene.peer.cell is not None):
-                    _added(peers, self._by_peer(scene, loads, seed, sent))
+                for peer in asked:
+                    _added(peers[peer.name], self._by_peer(scene, peer, loads, seed, sent))
         if scene.simulated and self._asked.sim:
             ours = self._simulated(scene, ours)
-        return Shown(scene=scene, ours=list(ours.values()), peer=list(peers.values()))
+        told = {name: list(made.values()) for name, made in peers.items()}
+        return Shown(scene=scene, ours=list(ours.values()), peers=told)
 
     def _plant(self, scene: Scene) -> None:
-        cells = [scene.cell, *([scene.peer.cell] if scene.peer and scene.peer.cell else [])]
+        cells = [scene.cell, *(peer.cell for peer in scene.peers if peer.cell is not None)]
         if not all(scene.own_models(cell) for cell in cells):
             stored_model()
         if not any(scene.own_models(cell) for cell in cells):
@@ -169,7 +181,9 @@ class Stage:
                     show_status(f"{scene.name}, {load.name}: {len(calls)} calls")
                     made = _offered(scene, load, local.address, calls)
                     if isinstance(load, Overload) and times is not None:
-                        made = replace(made, offered=(load.offered(calls, times),))
+                        share = load.best_effort_share(made.judged, times)
+                        offered = load.offered(calls, times)
+                        made = replace(made, offered=(offered,), best_effort_shares=share)
                     found.append((calls, replace(made, surveyed=scene.surveyed)))
                 instances = _instances(client)
                 views = client.profiles(specs[0].name)
@@ -196,10 +210,17 @@ class Stage:
                 found = [(c, replace(p, audit=books, resident=resident)) for c, p in found]
         return [(calls, replace(made, instances=instances)) for calls, made in found]
 
-    def _by_peer(self, scene: Scene, loads: Sequence[Load], seed: int, sent: Sent) -> Sent:
-        assert scene.peer is not None
-        if scene.peer.cell is not None:
-            return self._in_cell(scene, scene.peer.cell, loads, seed, sent)
+    def _by_peer(
+        self, scene: Scene, peer: Peer, loads: Sequence[Load], seed: int, sent: Sent
+    ) -> Sent:
+        if peer.cell is not None:
+            theirs = scene.beside(peer)
+            specs = theirs.specs(peer.cell)
+            given = [
+                (calls_for(specs, calls, best_effort=peer.best_effort), made)
+                for calls, made in sent
+            ]
+            return self._in_cell(theirs, peer.cell, loads, seed, given)
         found: Sent = []
         for (calls, _), load in zip(sent, loads, strict=True):
             show_status(f"{scene.name}, {load.name}: {len(calls)} calls to its peer")
@@ -220,21 +241,20 @@ class Stage:
         """`--memory` of the node."""
         if cell.memory_for is not None:
             # A peer that differs in how weights are held has the same memory.
-            plain = scene.peer.cell if scene.peer is not None and scene.peer.cell else cell
-            deployed = self._deployed(scene, plain)
-            with closing(SqliteRegistry(deployed / "controller")) as registry:
-                first = registry.deployments()[0]
-            footprint = dict(first.footprints)["openvino"]
-            blocks = recommended(footprint.blocks_for(first.context_tokens_max))
+            plain = next((peer.cell for peer in scene.peers if peer.cell is not None), cell)
+            if scene.cold:
+                with closing(SqliteRegistry(self._deployed(scene, plain) / "controller")) as known:
+                    first = known.deployments()[0]
+                footprint, context = dict(first.footprints)["openvino"], first.context_tokens_max
+            else:
+                footprint, context = _estimated(), scene.deployments[0].context_tokens_max
+            blocks = recommended(footprint.blocks_for(context))
             return BASE_BYTES + cell.memory_for * footprint.instance_bytes(blocks)
         if cell.overcommit is not None:
             (load,) = loads
             assert isinstance(load, Waves), "a scene with overcommit has waves"
-            specs, info = scene.specs(cell), stored_model().info
-            taken = estimate(
-                info, weights=WeightPrecision.I8, kv=KvPrecision.F16, repacks=not probe().has_vnni
-            )
-            return limit_bytes(load.waves(specs, seed), specs, taken, cell.overcommit)
+            specs = scene.specs(cell)
+            return limit_bytes(load.waves(specs, seed), specs, _estimated(), cell.overcommit)
         return cell.memory_bytes
 
     def _deployed(self, scene: Scene, cell: Cell) -> Path:
@@ -295,6 +315,16 @@ class Stage:
             name: replace(made, simulated_met_share=share)
             for (name, made), share in zip(ours.items(), shares, strict=True)
         }
+
+
+def _estimated() -> Footprint:
+    """What an instance of the demo model takes, as a node would say before its first load."""
+    return estimate(
+        stored_model().info,
+        weights=WeightPrecision.I8,
+        kv=KvPrecision.F16,
+        repacks=not probe().has_vnni,
+    )
 
 
 def _added(to: dict[str, Played], sent: Sent) -> None:
@@ -391,7 +421,7 @@ def errors_of(core: ControllerCore, decisions: Iterable[Decision]) -> Iterator[f
 
 def figures(scenario: Scenario, shown: Shown) -> dict[str, object]:
     """Lists are by load. A scene with figures of its own that has none tells of all loads alone."""
-    scene, peer = shown.scene, shown.scene.peer
+    scene = shown.scene
     each, whole = scenario.figures, scenario.whole
     if scene.figures is not None:
         each, whole = scene.figures, scene.whole
@@ -401,23 +431,25 @@ def figures(scenario: Scenario, shown: Shown) -> dict[str, object]:
         for name, spec in each.items()
     }
     found |= {f"{scene.mark}{name}": measured(together, spec) for name, spec in whole.items()}
-    if peer is None:
-        return found
-    pairs = list(zip(shown.ours, shown.peer, strict=False))
-    by_load: dict[str, Sequence[object]] = {
-        f"{peer.name}_{name}": [measured(one, spec) for _, one in pairs]
-        for name, spec in scenario.peer_figures.items()
-    }
-    by_load[peer.ratio] = [_ratio(one, other, peer.counted) for one, other in pairs]
-    return found | {name: of if each else of[0] for name, of in by_load.items() if each or of}
+    for peer in scene.peers:
+        pairs = list(zip(shown.ours, shown.peers.get(peer.name, ()), strict=False))
+        by_load: dict[str, Sequence[object]] = {
+            f"{peer.name}_{name}": [measured(one, spec) for _, one in pairs]
+            for name, spec in scenario.peer_figures.items()
+        }
+        by_load[peer.ratio] = [_ratio(one, other, peer) for one, other in pairs]
+        found |= {name: of if each else of[0] for name, of in by_load.items() if each or of}
+    return found
 
 
-def _ratio(ours: Played, peer: Played, counted: str) -> float | None:
-    """None where the peer has none."""
-    one, other = measured(ours, counted), measured(peer, counted)
-    assert isinstance(one, int | float), f"{counted} is a number"
-    assert isinstance(other, int | float), f"{counted} is a number"
-    return rounded(one / other, 2) if other else None
+def _ratio(ours: Played, peer: Played, of: Peer) -> float | None:
+    """What `Peer.ratio` names; `None` where the peer has none."""
+    one, other = measured(ours, of.counted), measured(peer, of.counted)
+    assert isinstance(one, int | float), f"{of.counted} is a number"
+    assert isinstance(other, int | float), f"{of.counted} is a number"
+    if not other:
+        return None
+    return rounded(1 - one / other) if of.lacks else rounded(one / other, 2)
 
 
 def _cell(value: object) -> str:

@@ -47,7 +47,9 @@ class Played:
     instances: tuple[InstanceSnapshot, ...] = ()
     """As they were at the end, and loaded meanwhile."""
     offered: tuple[float, ...] = ()
-    """For each round what was to compute, over what the node can."""
+    """For each round what was to compute, over what the node can, without best effort."""
+    best_effort_shares: tuple[float, ...] = ()
+    """For each round the tokens of best effort over those for which the rest had left time."""
     run: LiveRun | None = None
     """What a simulation is told of it, and of whom."""
     simulated_met_share: float | None = None
@@ -65,6 +67,7 @@ class Played:
             load_errors=self.load_errors + other.load_errors,
             instances=self.instances + other.instances,
             offered=self.offered + other.offered,
+            best_effort_shares=self.best_effort_shares + other.best_effort_shares,
         )
 
     @property
@@ -145,6 +148,36 @@ class Played:
         calls = Counter(outcome.deployment for outcome in self._outcomes)
         met = Counter(outcome.deployment for outcome in self._outcomes if outcome.met)
         return {name: met[name] / count for name, count in sorted(calls.items())}
+
+    @property
+    def met_with_limits(self) -> int:
+        """How many calls met their SLO, without those of best effort."""
+        return sum(outcome.met for outcome in self._outcomes if not outcome.slo.best_effort)
+
+    @property
+    def by_class(self) -> dict[str, Judgement]:
+        """The calls of each class with limits."""
+        limited = [each for each in self.judged.all if not each.call.slo.best_effort]
+        names = sorted({each.call.slo.name for each in limited})
+        return {
+            name: Judgement(tuple(each for each in limited if each.call.slo.name == name))
+            for name in names
+        }
+
+    @property
+    def requests_by_class(self) -> dict[str, int]:
+        return {name: of.requests for name, of in self.by_class.items()}
+
+    @property
+    def met_by_class(self) -> dict[str, int]:
+        return {name: of.met for name, of in self.by_class.items()}
+
+    @property
+    def met_of_admitted_by_class(self) -> dict[str, float | None]:
+        """Every token, of those promised to be in time; `None` where nobody was."""
+        return {
+            name: of.met_of_admitted if of.promised else None for name, of in self.by_class.items()
+        }
 
     @property
     def met_jain(self) -> float:

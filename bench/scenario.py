@@ -18,7 +18,7 @@ from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import WeightPrecision
-from mesh.domain.slo import Slo
+from mesh.domain.slo import Slo, best_effort
 from mesh.sim.scenario import read_toml, strict_converter
 
 LoadKind = AtOnce | Overload | Poisson | Returns | Waves
@@ -43,6 +43,10 @@ class Group:
     """Each has a model of its own, of the demo model's shape; else all are the demo model."""
     context_tokens_max: int = 1024
     slo: Slo = field(default_factory=Slo)
+    classes: tuple[Slo, ...] = ()
+    """Its SLO classes, in place of `slo`; a call without one has the first. Of best effort a file
+    says the name, and how long it waits as `ttft_s`.
+    """
     scaling: Scaling = field(default_factory=Scaling)
 
     def names(self) -> list[DeploymentName]:
@@ -52,12 +56,18 @@ class Group:
 
     def specs(self) -> list[DeploymentSpec]:
         """The most popular first."""
+        classes = tuple(
+            best_effort(of.name, of.ttft_s) if of.best_effort else of for of in self.classes
+        )
+        slo = classes[0] if classes else self.slo
         return [
             DeploymentSpec(
                 name=name,
                 source=own_source(name) if self.own_models else SOURCE,
                 context_tokens_max=self.context_tokens_max,
-                slo=self.slo,
+                slo=slo,
+                classes=classes,
+                class_default=slo.name,
                 scaling=self.scaling,
             )
             for name in self.names()
@@ -95,6 +105,12 @@ class Peer:
     """The figure that is compared: how many calls met their SLO unless given."""
     cell: Cell | None = None
     """`None` stands for the swapper."""
+    deployments: tuple[Group, ...] = ()
+    """What it has in place of the scene's; see `sending.calls_for`."""
+    best_effort: bool = True
+    """Whether it gets the calls of best effort, too."""
+    lacks: bool = False
+    """`ratio` names the share of what the peer counts that mesh lacks instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +120,8 @@ class Scene:
     loads: tuple[LoadKind, ...]
     """They are offered one after the other."""
     cell: Cell = field(default_factory=Cell)
-    peer: Peer | None = None
+    peers: tuple[Peer, ...] = ()
+    """They get the same calls, one after the other."""
     mark: str = ""
     """Before the names of its figures."""
     figures: Mapping[str, str] | None = None
@@ -153,6 +170,13 @@ class Scene:
             for spec in group.specs()
         ]
 
+    def beside(self, peer: Peer) -> "Scene":
+        """The scene as a peer that is a cell has it."""
+        assert peer.cell is not None
+        groups = peer.deployments or self.deployments
+        resident = self.resident and all(group.scaling.replicas_min for group in groups)
+        return replace(self, cell=peer.cell, deployments=groups, resident=resident)
+
     def own_models(self, cell: Cell) -> bool:
         return not cell.shared and any(group.own_models for group in self.deployments)
 
@@ -197,7 +221,7 @@ def read_scenario(path: Path) -> Scenario:
     made = read_toml(path, _converter, Scenario)
     said = [made.figures, made.whole, made.peer_figures]
     said += [each for scene in made.scenes for each in (scene.figures or {}, scene.whole)]
-    counted = [scene.peer.counted for scene in made.scenes if scene.peer is not None]
+    counted = [peer.counted for scene in made.scenes for peer in scene.peers]
     for spec in [*counted, *(spec for each in said for spec in each.values())]:
         check_spec(spec)
     return made

@@ -5,11 +5,12 @@ Nothing here waits or sends. Before: a scenario. After: `live`, which offers the
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Self
 
+from bench.judging import Judgement
 from mesh.compute.times import Times
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
@@ -32,11 +33,12 @@ def drawn_call(
     spec: DeploymentSpec,
     prompt_tokens: Bounds,
     output_tokens: Bounds,
+    slo: Slo | None = None,
 ) -> Call:
     return Call(
         at_s=at_s,
         deployment=spec.name,
-        slo=spec.slo,
+        slo=slo or spec.slo,
         prompt_tokens=tuple(draw.choices(TOKEN_IDS, k=draw.randint(*prompt_tokens))),
         output_tokens=draw.randint(*output_tokens),
     )
@@ -89,12 +91,16 @@ class AtOnce(Load):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overload(Load):
-    """Bursts with pauses between them, by how much the node can compute: see `bursts`."""
+    """Bursts with pauses between them, by how much the node can compute: see `bursts`. Each class
+    with limits of a deployment has bursts of its own.
+    """
 
     load: float
     """What is offered over what the node can compute in the time."""
     seconds: float
     quick_seconds: float
+    best_effort: float = 0.0
+    """The same of the classes of best effort, whose calls come evenly, beside that."""
 
     @property
     def name(self) -> str:
@@ -105,23 +111,92 @@ class Overload(Load):
 
     def calls(self, specs: Sequence[DeploymentSpec], seed: int, times: Times | None) -> list[Call]:
         assert times is not None, "the model has been measured"
-        slos: dict[str, Slo] = {spec.name: spec.slo for spec in specs}
+        offered = [(spec, slo) for spec in specs for slo in spec.classes or (spec.slo,)]
+        batch = batch_at_capacity(times, _quickest((spec.name, slo) for spec, slo in offered))
+        streams = {
+            f"{spec.name} {slo.name}": (spec.name, slo)
+            for spec, slo in offered
+            if not slo.best_effort
+        }
         arrivals = arriving.bursts(
-            tuple(slos),
-            times,
-            batch_at_capacity(times, list(slos.values())),
-            seconds=self.seconds,
-            load=self.load,
-            seed=seed,
+            tuple(streams), times, batch, seconds=self.seconds, load=self.load, seed=seed
         )
-        return arriving.calls_of(arrivals, slos, seed)
+        found = arriving.calls_of(arrivals, {key: slo for key, (_, slo) in streams.items()}, seed)
+        found = [replace(call, deployment=streams[call.deployment][0]) for call in found]
+        draw = random.Random(f"best effort {seed}")
+        sizes = arriving.INPUT_TOKENS, arriving.OUTPUT_TOKENS
+        for spec, slo in offered:
+            left_s = self.best_effort * self.seconds if slo.best_effort else 0.0
+            while left_s > 0.0:
+                at_s = draw.uniform(0.0, self.seconds)
+                found.append(drawn_call(draw, at_s, spec, *sizes, slo))
+                left_s -= _compute_s([(found[-1], 1.0)], times, batch)
+        return sorted(found, key=lambda call: call.at_s)
 
     def offered(self, calls: Sequence[Call], times: Times) -> float:
-        """How much these calls are to compute, over what the node can in the time."""
-        slos = {call.deployment: call.slo for call in calls}
-        batch = batch_at_capacity(times, list(slos.values()))
-        sizes = ((len(call.prompt_tokens), call.output_tokens) for call in calls)
-        return sum(arriving.request_s(times, *size, batch) for size in sizes) / self.seconds
+        """How much these calls are to compute, over what the node can in the time, without those of
+        best effort.
+        """
+        batch = batch_at_capacity(times, _quickest((c.deployment, c.slo) for c in calls))
+        limited = [call for call in calls if not call.slo.best_effort]
+        return _compute_s([(call, 1.0) for call in limited], times, batch) / self.seconds
+
+    def best_effort_share(self, judged: Judgement, times: Times) -> tuple[float, ...]:
+        """The tokens of best effort that came while calls did, over those for which the rest had
+        left time, by the profile; empty where nobody asked for any.
+        """
+        calls = [each.call for each in judged.all]
+        batch = batch_at_capacity(times, _quickest((c.deployment, c.slo) for c in calls))
+        until_s = self.seconds + min(e.answer.sent_s - e.call.at_s for e in judged.all)
+        taken_s = {True: 0.0, False: 0.0}
+        for each in judged.all:
+            came = sum(each.answer.sent_s + at_s <= until_s for at_s in each.answer.tokens_s)
+            part = [(each.call, came / each.call.output_tokens)]
+            taken_s[each.call.slo.best_effort] += _compute_s(part, times, batch)
+        idle_s = self.seconds - taken_s[False]
+        asked = any(call.slo.best_effort for call in calls)
+        return (taken_s[True] / idle_s,) if asked and idle_s > 0.0 else ()
+
+
+def _quickest(offered: Iterable[tuple[str, Slo]]) -> list[Slo]:
+    """The SLO with the least TPOT of each deployment: all that it computes decode together."""
+    found: dict[str, Slo] = {}
+    for name, slo in offered:
+        if name not in found or slo.tpot_s < found[name].tpot_s:
+            found[name] = slo
+    return list(found.values())
+
+
+def _compute_s(parts: Iterable[tuple[Call, float]], times: Times, batch: int) -> float:
+    """Seconds that shares of calls take to compute in batches of this size."""
+    return sum(
+        share * arriving.request_s(times, len(call.prompt_tokens), call.output_tokens, batch)
+        for call, share in parts
+    )
+
+
+def calls_for(
+    specs: Sequence[DeploymentSpec], calls: Iterable[Call], *, best_effort: bool
+) -> list[Call]:
+    """The calls as a cell with these deployments gets them: each of its own deployment or the first
+    that has its class, or else of the first, without a class. Those of best effort only if asked.
+    """
+    found = []
+    for call in calls:
+        if call.slo.best_effort and not best_effort:
+            continue
+        having = [
+            spec.name
+            for spec in specs
+            if call.slo.name in {slo.name for slo in spec.classes or (spec.slo,)}
+        ]
+        if not having:
+            found.append(replace(call, deployment=specs[0].name, slo=replace(call.slo, name="")))
+        elif call.deployment in having:
+            found.append(call)
+        else:
+            found.append(replace(call, deployment=having[0]))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -339,6 +339,7 @@ def request_of(call: Call) -> pb.InvokeRequest:
         tokens=pb.TokenIds(ids=call.prompt_tokens),
         max_tokens=call.output_tokens,
         ignore_eos=call.forced,
+        slo_class=call.slo.name,
         seed=1,
     )
 

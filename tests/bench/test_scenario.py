@@ -25,13 +25,14 @@ from bench.sending import (
     Poisson,
     Waves,
     batch_at_capacity,
+    calls_for,
     limit_bytes,
 )
 from bench.spans import Kind, Span
 from mesh.compute.times import Times
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
-from mesh.domain.slo import Slo
+from mesh.domain.slo import Slo, best_effort
 from mesh.domain.steps import LoadTier
 from mesh.evaluation.bursts import INPUT_TOKENS, OUTPUT_TOKENS
 from mesh.evaluation.load_client import Answer, Call
@@ -41,9 +42,9 @@ from tests.core.cells import FOOTPRINT, MIB
 from tests.support.profiles import PROFILE
 
 FOLDER = Path(live.__file__).parent / "scenarios"
-SLO, FLEET, LATE, OVERCOMMIT, RETURNS = (
+SLO, FLEET, LATE, OVERCOMMIT, RETURNS, CLASSES = (
     read_scenario(FOLDER / f"{name}.toml")
-    for name in ("slo", "fleet", "late-starts", "overcommit", "returns")
+    for name in ("slo", "fleet", "late-starts", "overcommit", "returns", "classes")
 )
 
 
@@ -65,7 +66,7 @@ def test_targets_of_a_file_are_of_figures_that_it_tells(path: Path) -> None:
     told = set(scenario.figures) | set(scenario.whole)
     for each in scenario.scenes:
         told |= {f"{each.mark}{name}" for name in (*(each.figures or {}), *each.whole)}
-        told |= {each.peer.ratio} if each.peer is not None else set()
+        told |= {peer.ratio for peer in each.peers}
     assert set(scenario.targets) <= told
     assert scenario.about.splitlines()[0].endswith(".")
 
@@ -111,13 +112,11 @@ def test_options_choose_scenes_and_change_their_loads() -> None:
 
 def test_a_peer_lacks_what_its_cell_says_and_nothing_else() -> None:
     talks = scene(FLEET, "conversations")
-    assert talks.peer is not None
-    assert talks.specs(talks.peer.cell) == [
+    assert talks.specs(talks.peers[0].cell) == [
         replace(spec, prefix_cache=False) for spec in talks.specs()
     ]
     ahead = scene(FLEET, "locality")
-    assert ahead.peer is not None
-    assert ahead.specs(ahead.peer.cell) == ahead.specs()
+    assert ahead.specs(ahead.peers[0].cell) == ahead.specs()
     assert {spec.source for spec in scene(SLO, "overload").specs()} == {SOURCE}
     assert len({spec.source for spec in ahead.specs()}) == 40
 
@@ -212,6 +211,46 @@ def test_capacity_is_the_largest_batch_whose_decodes_keep_every_tpot() -> None:
     batch, rounds_per_s = batch_at_capacity(times, slos), sum(1 / slo.tpot_s for slo in slos)
     assert times.decode_s(batch, CONTEXT_TOKENS) * rounds_per_s <= 1.0
     assert times.decode_s(batch + 1, CONTEXT_TOKENS) * rounds_per_s > 1.0
+
+
+def test_each_class_has_its_bursts_and_best_effort_comes_beside_them() -> None:
+    of, times = scene(CLASSES, "classes"), Times(PROFILE)
+    load = replace(cast(Overload, of.loads[0]), seconds=60.0)
+    sent = calls(of, load, 3, times)
+    counts = Counter(call.slo.name for call in sent)
+    limited = [counts[name] for name in ("interactive", "agent", "report")]
+    assert max(limited) - min(limited) <= 1
+    most = max(load.offered([call], times) for call in sent)
+    assert load.offered(sent, times) == pytest.approx(1.5, abs=4 * most)
+    best = [replace(call, slo=of.specs()[0].slo) for call in sent if call.slo.best_effort]
+    assert load.offered(best, times) == pytest.approx(0.5, abs=4 * most)
+    assert [call.at_s for call in sent] == sorted(call.at_s for call in sent)
+    assert {call.deployment for call in sent} == {"classes"}
+
+
+def test_a_peer_gets_each_call_where_its_class_is_offered_or_without_a_class() -> None:
+    of = scene(CLASSES, "classes")
+    sent = calls(of, of.loads[0].shortened(), 3, Times(PROFILE))
+    deployments, single, without = of.peers
+    apart = calls_for(of.beside(deployments).specs(), sent, best_effort=True)
+    reached = {(call.slo.name, call.deployment) for call in apart}
+    assert reached == {("batch", "report"), *((n, n) for n in ("interactive", "agent", "report"))}
+    alike = calls_for(of.beside(single).specs(), sent, best_effort=True)
+    assert {(call.slo.name, call.deployment) for call in alike} == {("", "single")}
+    assert [replace(call.slo, name="") for call in sent] == [call.slo for call in alike]
+    limited = [call for call in sent if not call.slo.best_effort]
+    assert calls_for(of.beside(without).specs(), sent, best_effort=False) == limited
+
+
+def test_best_effort_has_the_share_of_the_time_that_others_left_by_what_it_computed_in_it() -> None:
+    times, load = Times(PROFILE), Overload(load=1.0, seconds=4.0, quick_seconds=1.0)
+    limited = replace(CALL, prompt_tokens=(7,) * 100, output_tokens=2)
+    best = replace(limited, slo=best_effort("batch", 60.0))
+    answer = replace(MET, tokens_s=(1.0, 5.0))
+    one_s = load.offered([limited], times) * load.seconds
+    (share,) = load.best_effort_share(judge([limited, best], [answer, answer]), times)
+    assert share == pytest.approx((one_s / 2) / (4.0 - one_s / 2))
+    assert load.best_effort_share(judge([limited], [answer]), times) == ()
 
 
 def test_waves_keep_the_bounds_of_their_deployment_and_alternate() -> None:
@@ -319,7 +358,9 @@ def test_jain_is_one_for_equal_shares_and_a_share_for_one_that_has_all() -> None
 
 def test_figures_are_lists_by_load_beside_those_of_the_peer() -> None:
     peer = [played(MET, MET, MET, MET, TOO_LATE), played(TOO_LATE)]
-    shown = Shown(scene=scene(FLEET, "fleet"), ours=[MIXED, played(MET, rate=2.0)], peer=peer)
+    shown = Shown(
+        scene=scene(FLEET, "fleet"), ours=[MIXED, played(MET, rate=2.0)], peers={"lru": peer}
+    )
     found = figures(FLEET, shown)
     assert found["rates"] == [1.0, 2.0]
     assert found["met_share"] == [0.4, 1.0]
@@ -335,17 +376,31 @@ def test_figures_say_of_which_scene_they_are_and_do_without_a_peer() -> None:
     assert found["resident_peer_met_share"] == []
     assert "met_share" not in found
     locality = scene(FLEET, "locality")
-    shown = Shown(scene=locality, ours=[played(MET, MET)], peer=[played(MET, TOO_LATE)])
+    peers = {"locality_without": [played(MET, TOO_LATE)]}
+    shown = Shown(scene=locality, ours=[played(MET, MET)], peers=peers)
     assert figures(FLEET, shown)["locality_gain"] == [2.0]
 
 
 def test_policies_are_compared_by_all_of_their_calls() -> None:
     overload = scene(SLO, "overload")
     ours, peer = played(MET, MET, REFUSED, offered=(2.1,)), played(MET, TOO_LATE, TOO_LATE)
-    found = figures(SLO, Shown(scene=overload, ours=[ours], peer=[peer]))
+    found = figures(SLO, Shown(scene=overload, ours=[ours], peers={"fcfs": [peer]}))
     assert (found["met"], found["fcfs_met"], found["met_ratio_to_fcfs"]) == (2, 1, 2.0)
     assert found["offered_over_capacity"] == 2.1
     assert found["met_share_by_deployment"] == {"fleet-01": 0.6667}
+
+
+def test_classes_are_told_apart_and_what_best_effort_costs_them_is_a_share() -> None:
+    of = scene(CLASSES, "classes")
+    slos = [*of.specs()[0].classes[:2], of.specs()[0].classes[3]]
+    asked = [replace(CALL, slo=slo) for slo in (slos[0], slos[0], slos[1], slos[2])]
+    ours = Played(judged=judge(asked, [MET, TOO_LATE, REFUSED, MET]))
+    without = Played(judged=judge(asked[:2], [MET, MET]))
+    found = figures(CLASSES, Shown(scene=of, ours=[ours], peers={"without": [without]}))
+    assert found["requests"] == {"agent": 1, "interactive": 2}
+    assert found["met_of_admitted"] == {"agent": None, "interactive": 0.5}
+    assert (found["met"], found["class_loss_to_best_effort"]) == (1, 0.5)
+    assert "met_of_admitted" in missed(CLASSES, of, ours)
 
 
 def missed(scenario: Scenario, of: Scene, *ours: Played) -> set[str]:
