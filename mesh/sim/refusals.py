@@ -2,7 +2,8 @@
 
 A recorder of the controller's decisions that knows nothing of its policy: it asks every node, one
 after the other, whether it has memory for the request once all that idles there has gone, and
-whether every token would be in time there were the request to come at that moment. Before:
+whether every token would be in time there were the request to come at that moment. What is there
+for best effort alone goes for a request with limits, too, and nothing goes for best effort. Before:
 `mesh sim`, the evaluation's cells. After: `RefusalCounts`.
 """
 
@@ -31,7 +32,6 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
-from mesh.domain.request import Request
 from mesh.domain.slo import ColdStart
 from mesh.domain.values import dataclass
 from mesh.policy.room import enough, freed_bytes
@@ -75,7 +75,7 @@ class RefusalChecks:
     def __init__(self, *, seed: int = 0, drawn_max: int = DRAWN_MAX) -> None:
         self._drawn_max = drawn_max
         self._random = random.Random(seed)
-        self._came: dict[RequestId, tuple[float, Request]] = {}
+        self._came: dict[RequestId, tuple[float, InvokeRequested]] = {}
         """Requests that have not been refused, and when they came."""
         self._beside_free_link: set[RequestId] = set()
         """Those that were refused, or had no place when they came."""
@@ -90,16 +90,16 @@ class RefusalChecks:
         if self._cell is None:
             return
         if isinstance(event, InvokeRequested):
-            request = event.request
-            self._came[request.request_id] = now_s, request
-            entry = self._cell.core.cell.requests.get(request.request_id)
+            request_id = event.request.request_id
+            self._came[request_id] = now_s, event
+            entry = self._cell.core.cell.requests.get(request_id)
             if entry is not None and entry.instance is None:
-                self._note_free_link(request, now_s, now_s)
+                self._note_free_link(event, now_s, now_s)
         for action in actions:
             if isinstance(action, RefuseRequest) and action.reason in CROWDED:
-                arrival_s, request = self._came.pop(action.request_id)
-                self._note_free_link(request, now_s, arrival_s)
-                true = _reasons(self._cell, request, arrival_s, now_s)
+                arrival_s, asked = self._came.pop(action.request_id)
+                self._note_free_link(asked, now_s, arrival_s)
+                true = _reasons(self._cell, asked, arrival_s, now_s)
                 self._agree.append(action.reason in true)
 
     def counts(self, outcomes: Sequence[Outcome]) -> RefusalCounts:
@@ -112,20 +112,22 @@ class RefusalChecks:
             reasons_agreeing=sum(drawn),
         )
 
-    def _note_free_link(self, request: Request, now_s: float, arrival_s: float) -> None:
+    def _note_free_link(self, wanted: InvokeRequested, now_s: float, arrival_s: float) -> None:
         """A link is of no use to one that has waited, if the load would be over too late."""
         assert self._cell is not None
         core = self._cell.core.cell
-        entry = core.deployments[request.deployment]
+        entry = core.deployments[wanted.request.deployment]
         if entry.replicas() >= entry.spec.scaling.replicas_max or _loads_now(entry, now_s):
             return
-        asked = _entry(self._cell, entry, request, arrival_s)
+        asked = _entry(self._cell, entry, wanted, arrival_s)
+        if asked.slo.best_effort:
+            return
         for node in _without(core.nodes.values(), entry):
             free = node.device is DeviceKind.GPU and not any(_loads(node))
             _, load_s = _really(self._cell, entry, node)
             late = now_s > arrival_s and now_s + load_s >= asked.due_s
             if free and not late and _room(self._cell, node, entry, asked) is not None:
-                self._beside_free_link.add(request.request_id)
+                self._beside_free_link.add(wanted.request.request_id)
                 return
 
 
@@ -153,11 +155,13 @@ def _is_late(outcome: Outcome) -> bool:
 
 
 def _entry(
-    cell: VirtualCell, known: DeploymentEntry, request: Request, arrival_s: float
+    cell: VirtualCell, known: DeploymentEntry, wanted: InvokeRequested, arrival_s: float
 ) -> RequestEntry:
     """As if it had come at that time."""
-    slo, pace = known.spec.slo, cell.core.policy.pace(known.spec.slo)
-    slack_s = pace.slack_s(slo, min(known.history.mean_tokens, request.sampling.max_tokens))
+    slo, request = wanted.slo or known.spec.slo, wanted.request
+    pace = cell.core.policy.pace(slo)
+    answer_tokens = min(known.history.mean_of(slo.name), request.sampling.max_tokens)
+    slack_s = pace.slack_s(slo, answer_tokens)
     return RequestEntry(original=request, slo=slo, pace=pace, arrival_s=arrival_s, slack_s=slack_s)
 
 
@@ -183,23 +187,30 @@ def _room(
     needed_bytes = footprint.instance_bytes(size.required_blocks)
     if needed_bytes > node.obtainable_bytes(deployment):
         return None
-    idle = node.idle_instances(cell.clock.now_s(), deployment)
-    taken = enough(idle, needed_bytes - node.free_bytes_for(deployment))
+    lacks_bytes = needed_bytes - node.free_bytes_for(deployment)
+    if request.slo.best_effort:
+        return [] if lacks_bytes <= 0 else None
+    may_go = [*node.idle_instances(cell.clock.now_s(), deployment), *_with_best_effort_alone(node)]
+    taken = enough(may_go, lacks_bytes)
     return [instance.instance_id for instance in taken]
 
 
+def _with_best_effort_alone(node: NodeEntry) -> list[InstanceEntry]:
+    return [i for i in node.instances.values() if 0 < i.batch == len(i.best_effort)]
+
+
 def _reasons(
-    cell: VirtualCell, request: Request, arrival_s: float, now_s: float
+    cell: VirtualCell, wanted: InvokeRequested, arrival_s: float, now_s: float
 ) -> frozenset[RefusalReason]:
     """Why no place takes the request. Nearest to it is one that would, were it to come now: it has
     waited there for too long; where it would be in time even so, its last try was late. Then one
     that lacks memory alone, then one that lacks time alone, by the cases of `Verdict` in their
     order. Without any place all are full.
     """
-    entry = cell.core.cell.deployments[request.deployment]
-    places = list(_places(cell, entry, _entry(cell, entry, request, now_s), now_s))
+    entry = cell.core.cell.deployments[wanted.request.deployment]
+    places = list(_places(cell, entry, _entry(cell, entry, wanted, now_s), now_s))
     if _TAKES in places:
-        waited = _places(cell, entry, _entry(cell, entry, request, arrival_s), now_s)
+        waited = _places(cell, entry, _entry(cell, entry, wanted, arrival_s), now_s)
         late = (v for new, (_, v) in zip(places, waited, strict=True) if new == _TAKES)
         return frozenset(reason for verdict in late for reason in _waited(verdict))
     if (False, Verdict.PASSES) in places:
@@ -228,13 +239,16 @@ def _places(
     comes = request.arrival_s == now_s
     late = comes and request.slo.cold_start is ColdStart.LATE and not loaded
     for instance in entry.instances.values():
-        if not instance.takes_requests or instance.is_full:
+        evictable = 0 if request.slo.best_effort else len(instance.best_effort)
+        if not instance.takes_requests or instance.free_places + evictable <= 0:
             continue
         forecast = forecast_on(instance, request, now_s=now_s, limits=limits, late=late)
         yield _can_grow(instance, entry, request, now_s), forecast.verdict
     if entry.replicas() >= entry.spec.scaling.replicas_max:
         return
     for node in _without(core.nodes.values(), entry):
+        if request.slo.best_effort and any(_loads(node)):
+            continue
         profile, load_s = _really(cell, entry, node)
         assert entry.deployment is not None
         room = _room(cell, node, entry, request)
@@ -258,10 +272,14 @@ def _places(
 def _can_grow(
     instance: InstanceEntry, entry: DeploymentEntry, request: RequestEntry, now_s: float
 ) -> bool:
-    """Whether the request's KV cache fits, with all idle neighbours gone."""
+    """Whether the request's KV cache fits, with all gone that goes for it."""
     footprint, node = instance.footprint, instance.node
     blocks = request_blocks(entry, request, footprint, instance.context_tokens_max)
     others = instance.required_blocks + instance.expected_blocks
+    may_go: list[InstanceEntry] = []
+    if not request.slo.best_effort:
+        others -= sum(other.required_blocks for other in instance.best_effort)
+        may_go = [*node.idle_instances(now_s), *_with_best_effort_alone(node)]
+        may_go = [i for i in may_go if i is not instance]
     more = others + blocks - instance.promised_blocks
-    idle = [i for i in node.idle_instances(now_s) if i is not instance]
-    return more * footprint.kv_block_bytes <= node.free_bytes + freed_bytes(idle)
+    return more * footprint.kv_block_bytes <= node.free_bytes + freed_bytes(may_go)

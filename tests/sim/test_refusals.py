@@ -113,3 +113,50 @@ def test_weights_that_go_for_a_load_are_of_no_use_to_it(tmp_path: Path) -> None:
     outcomes, found = looked_at(made, [Arrival(at_s, name, 100, 10) for at_s, name in came])
     assert [o.end for o in outcomes if not o.finished] == [RefusalReason.FIRST_TOKEN_LATE]
     assert (found.reasons_drawn, found.reasons_agreeing) == (1, 1)
+
+
+CLASSES = """
+seed = 1
+slo_mix = "1.0:0.6,0.001:0.2,best:0.2"
+
+[[nodes]]
+name = "cpu"
+device = "cpu"
+memory_gib = 40
+
+[[deployments]]
+name = "chat"
+model = "llama-3.2-3b"
+context_tokens_max = 4096
+
+[workload]
+duration_s = 10
+requests_per_s = 2.0
+input_tokens = [16, 600]
+output_tokens = [1, 40]
+"""
+
+
+def test_a_refusal_is_held_against_the_limits_of_its_class(tmp_path: Path) -> None:
+    """No node is as quick as the second class wants its tokens. The others find a place: best
+    effort has all of them, and gives one up.
+    """
+    made = plan(replace(scenario(tmp_path, CLASSES), ideal=True))
+    made = replace(made, limits=replace(made.limits, batch_max=4))
+    loose, tight, best = made.deployments[0].spec.classes
+    work = [Arrival(0.0, "chat", 100, 900, best) for _ in range(8)]
+    work += [Arrival(20.0 + n, "chat", 100, 10, (loose, tight)[n % 2]) for n in range(6)]
+    outcomes, found = looked_at(made, work)
+    refused = [o for o in outcomes if not o.finished]
+    assert [(o.slo.name, o.end) for o in refused] == [(tight.name, RefusalReason.TPOT_EXCEEDED)] * 3
+    assert (found.reasons_drawn, found.reasons_agreeing) == (3, 3)
+
+
+def test_best_effort_that_waits_for_too_long_was_in_the_way_of_nobody(tmp_path: Path) -> None:
+    made = plan(replace(scenario(tmp_path, CLASSES), ideal=True))
+    made = replace(made, limits=replace(made.limits, batch_max=4))
+    best = replace(made.deployments[0].spec.classes[2], ttft_s=5.0)
+    outcomes, found = looked_at(made, [Arrival(0.0, "chat", 100, 900, best) for _ in range(8)])
+    refused = [o.end for o in outcomes if not o.finished]
+    assert refused == [RefusalReason.QUEUE_TIMEOUT] * 4
+    assert found == RefusalCounts(refused_beside_free_link=0, reasons_drawn=4, reasons_agreeing=4)
