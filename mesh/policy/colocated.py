@@ -120,23 +120,30 @@ def first_token_s(
 ) -> float:
     """When its first token would come, were iterations to take `limit_s`: behind the iteration in
     flight (§4.6) and the prompts that are there, in chunks that can be kept while contexts grow
-    (§4.7). Infinite where there is no room for any.
+    (§4.7). The next iteration may last until somebody's token is due. Infinite where there is no
+    room for any.
     """
     times, batch = cell.times(instance), instance.batch
     if not batch:
         return cell.now_s + alone_s(request.tokens, times)
     waiting = sum(of.prefill_left for of in cell.requests(instance))
-    left, iterations = request.tokens + waiting, 1
+    began_s, now_s = instance.node.iteration_started_s, cell.now_s
+    takes_s = limit_s if waiting else times.decode_s(batch, instance.tokens / batch)
+    free_s = now_s if began_s is None else max(began_s + takes_s, now_s)
+    first_s = max(min(instance.next_due_s, request.due_s) - free_s, limit_s)
+    left, past = request.tokens + waiting, request.tokens // 2
+    decode_s = times.decode_s(batch, instance.tokens / batch + 1)
+    at_first = times.chunk_tokens(first_s - decode_s, past, batch, left)
+    if at_first == left:
+        return free_s + decode_s + times.chunk_s(left, past, batch)
+    left, iterations = left - at_first, 1
     for _ in range(2):
-        decode_s = times.decode_s(batch, instance.tokens / batch + iterations)
-        chunk = times.chunk_tokens(limit_s - decode_s, request.tokens // 2, batch, left)
+        decode_s = times.decode_s(batch, instance.tokens / batch + 1 + iterations)
+        chunk = times.chunk_tokens(limit_s - decode_s, past, batch, left)
         if not chunk:
             return inf
         iterations = -(-left // chunk)
-    began_s, now_s = instance.node.iteration_started_s, cell.now_s
-    takes_s = limit_s if waiting else decode_s
-    free_s = now_s if began_s is None else max(began_s + takes_s, now_s)
-    return free_s + iterations * limit_s
+    return free_s + first_s + iterations * limit_s
 
 
 def alone_s(tokens: int, times: Times) -> float:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from mesh.policy.colocated import CoLocated, first_token_s, is_served_late, keeps_pace
 from mesh.policy.interface import Rank
 from mesh.policy.plans import Join, Label, Plan, Start
-from mesh.policy.rules.chunked import CHUNKED
+from mesh.policy.rules.chunked import AHEAD
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, RequestView
 
@@ -22,7 +22,7 @@ from mesh.policy.views import CellView, InstanceView, RequestView
 @dataclass(frozen=True, kw_only=True)
 class PolyServe(CoLocated):
     name: str = "polyserve-co"
-    rule: TurnRule = CHUNKED
+    rule: TurnRule = AHEAD
     promotes: bool = True
     """Whether a request may go into a tighter tier (§4.4)."""
     upkeep_s: float = 0.1

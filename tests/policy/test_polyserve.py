@@ -18,7 +18,7 @@ from mesh.domain.profile import Grid
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.slo import Slo
 from mesh.policy.colocated import peak_tokens
-from mesh.policy.rules.chunked import APART, BUDGET, CHUNKED
+from mesh.policy.rules.chunked import AHEAD, APART, BUDGET, CHUNKED
 from mesh.policy.rules.run_queues import NOBODY
 from mesh.policy.rules.turns import next_turn
 from tests.core.admission import instance, node, submitted
@@ -129,6 +129,16 @@ def test_a_request_joins_only_where_its_first_token_is_in_time_in_chunks_that_fi
     assert cell.ask(0.1, ttft_s=0.2, prompt=100) == "n3"
 
 
+def test_a_long_prompt_joins_who_is_far_enough_ahead_of_its_deadlines() -> None:
+    cell = Servers()
+    assert cell.ask(0.05) == "n1"
+    cell.tokens(cell.links["n1"], "r1", (7,))
+    # Beside a decode, at its pace, 450 tokens take two iterations of 49 ms. At once they take 55,
+    # and the next token of the first is due in a second.
+    assert cell.ask(0.05, ttft_s=0.07, prompt=450) == "n1"
+    assert cell.ask(0.05, ttft_s=0.07, prompt=450) == "n2", "the first token of n1 is due by then"
+
+
 @pytest.mark.parametrize("policy", ["polyserve-co", "co-random", "co-minimal", "co-chunk"])
 def test_the_hopeless_are_refused_unless_nobody_is(policy: str) -> None:
     refusing = Servers(policy)
@@ -163,6 +173,20 @@ def test_a_chunk_is_the_largest_that_fits_into_the_quickest_pace(batch: int, lef
     most = min(left, 2048)
     spare_s = 0.05 - of.decode_s
     expected = [n for n in range(most + 1) if not n or model.chunk_s(n, 0, batch) <= spare_s][-1]
+    assert grant.prefill == max(expected, min(16, most))
+
+
+@given(st.floats(0.0, 0.4), st.integers(1, 3000))
+def test_a_chunk_lasts_until_the_first_token_is_due_where_all_are_ahead(
+    ahead_s: float, left: int
+) -> None:
+    model = times(decode_s=0.01, decode_more_s=0.001, prefill_token_s=0.00005)
+    of = queue("a", 1.0, 1.0 + ahead_s, times=model, prompts=[(left, 9.0)], tpot_s=0.05)
+    grant = next_turn(AHEAD, [of], 1.0 - ahead_s, prefill_tokens_max=2048)
+    assert grant is not None
+    most = min(left, 2048)
+    spare_s = max(0.05, 1.0 - (1.0 - ahead_s)) - of.decode_s
+    expected = [n for n in range(most + 1) if not n or model.chunk_s(n, 0, 2) <= spare_s][-1]
     assert grant.prefill == max(expected, min(16, most))
 
 

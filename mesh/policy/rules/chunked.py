@@ -1,7 +1,8 @@
 """Chunked prefill (PolyServe §2.4, §4.7): an iteration decodes all, and prompts have the rest.
 
 The rest is what a fixed budget of tokens leaves, or what the profile says that fits into the
-quickest pace of the batch. A baseline has the first, and `polyserve-co` the second.
+quickest pace of the batch, or into the time until its first token is due. One baseline has the
+first, the others the second, and `polyserve-co` the third.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,10 @@ class Chunked:
     """The least chunk, also where decodes alone take longer than the pace: prompts have an end."""
     alone_tokens: int = 2048
     """An iteration without decodes has so many: nobody waits for a token (§3.4)."""
+    ahead: int = 0
+    """1: where all of the batch are further ahead of their deadlines than a pace, an iteration may
+    take as long as that.
+    """
     apart: int = 0
     """1: where first tokens are due, there is a server for prompts alone."""
     name: ClassVar[str] = "chunked"
@@ -37,7 +42,9 @@ class Chunked:
         passed = [other for other in queues if other is not queue]
         if self.apart and any(prompt.first for prompt in queue.prompts):
             return self._prompts_alone(queue, bounds.prefill_tokens_max, passed)
-        return one_iteration(queue, self._chunk_tokens(queue, bounds.prefill_tokens_max), passed)
+        limit_s = max(queue.tpot_s, queue.first_due_s - now_s) if self.ahead else queue.tpot_s
+        tokens = self._chunk_tokens(queue, limit_s, bounds.prefill_tokens_max)
+        return one_iteration(queue, tokens, passed)
 
     def shared_out(self, lefts: Iterable[tuple[K, int]], tokens_max: int) -> list[tuple[K, int]]:
         """The tokens that an iteration of prompts alone computes, by what is left of each, in their
@@ -63,7 +70,7 @@ class Chunked:
             queue=queue, prefill=tuple(named), seconds=seconds, passed=passed, decode=(NOBODY,)
         )
 
-    def _chunk_tokens(self, queue: RunQueue, tokens_max: int) -> int:
+    def _chunk_tokens(self, queue: RunQueue, limit_s: float, tokens_max: int) -> int:
         waiting = queue.prompt_tokens
         if not waiting:
             return 0
@@ -72,12 +79,13 @@ class Chunked:
         most = min(waiting, tokens_max)
         if not queue.batch:
             return min(most, self.alone_tokens)
-        past, spare_s = queue.prompts[0].past, queue.tpot_s - queue.decode_s
+        past, spare_s = queue.prompts[0].past, limit_s - queue.decode_s
         fits = queue.times.chunk_tokens(spare_s, past, queue.batch, most)
         return max(fits, min(most, self.chunk_tokens_min))
 
 
 CHUNKED = Chunked()
+AHEAD = Chunked(ahead=1)
 BUDGET = Chunked(fixed=1)
 APART = Chunked(apart=1, chunk_tokens_min=128)
 """A server for decodes computes what is left of the last blocks of those who come, all at once."""
