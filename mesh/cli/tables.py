@@ -20,6 +20,7 @@ from mesh.domain.views import (
     MemoryOperationView,
     NodeSnapshot,
     NodesWanted,
+    OpenBatches,
     RequestSnapshot,
 )
 from mesh.report.memory_parts import free_bytes
@@ -248,6 +249,15 @@ def wanted_words(kinds: Sequence[NodesWanted]) -> str:
         + (f", the others lack for {one.lacking_s:.0f} s" if one.lacking_s else "")
         + (f"; {one.why}" if one.why else "")
         for one in kinds
+    )
+
+
+def batches_words(of_tenants: Sequence[OpenBatches]) -> str:
+    """How many batches have not ended, and how far they are."""
+    return "; ".join(
+        (f"{one.tenant}: " if one.tenant else "")
+        + f"{one.batches}, {one.done} of {one.lines} lines done"
+        for one in of_tenants
     )
 
 

@@ -23,7 +23,14 @@ from mesh.domain.messages import NodeStarting
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
 from mesh.domain.values import replace
-from mesh.domain.views import Arrivals, CellSnapshot, NodeSnapshot, ProfileView, RequestSnapshot
+from mesh.domain.views import (
+    Arrivals,
+    CellSnapshot,
+    NodeSnapshot,
+    OpenBatches,
+    ProfileView,
+    RequestSnapshot,
+)
 from mesh.report.cell_report import CellReport
 from mesh.report.plain import plain
 from mesh.runtime.clock import Clock
@@ -63,7 +70,8 @@ class OpenCalls(Protocol):
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry, `usage` what was used since a time
     and `report` what the last seconds were like, as a caller may see it; `starting` says which
-    nodes have not joined the cell yet, and `hand_over` has another controller lead.
+    nodes have not joined the cell yet, `batches` how far batches are, and `hand_over` has another
+    controller lead.
     """
 
     def __init__(
@@ -80,6 +88,7 @@ class Control(ControlServicer):
         state_path: str,
         starting: Callable[[], Sequence[NodeStarting]],
         hand_over: Callable[[], Awaitable[None]],
+        batches: Callable[[], Sequence[OpenBatches]] = tuple,
     ) -> None:
         self._hand_over = hand_over
         self._cell = cell
@@ -92,6 +101,7 @@ class Control(ControlServicer):
         self._report = report
         self._state_path = state_path
         self._starting = starting
+        self._batches = batches
         self._started_s = clock.now_s()
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> None:
@@ -174,7 +184,9 @@ class Control(ControlServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
         uptime_s = self._clock.now_s() - self._started_s
-        status = cell_status(self._snapshot(), uptime_s=uptime_s, state_path=self._state_path)
+        status = cell_status(
+            self._snapshot(), self._batches(), uptime_s=uptime_s, state_path=self._state_path
+        )
         return to_wire(status, pb.Status)
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:

@@ -23,6 +23,7 @@ from mesh.controller.registry import (
     SCHEMA,
     STEPS,
     TABLES,
+    Shared,
     Statements,
     Tables,
     check_schema,
@@ -96,6 +97,26 @@ CREATE TABLE IF NOT EXISTS changes (version BIGINT NOT NULL);
 INSERT INTO changes SELECT 0 WHERE NOT EXISTS (SELECT FROM changes);
 """
 """Counts the writes, for those that stand by. An earlier mesh made cells without it."""
+_FILES = """
+CREATE TABLE IF NOT EXISTS kept_files (
+    number BIGINT NOT NULL,
+    id TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    role TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    created_unix_s BIGINT NOT NULL,
+    bytes BIGINT NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS kept_contents (
+    id TEXT NOT NULL,
+    at BIGINT NOT NULL,
+    data BYTEA NOT NULL,
+    PRIMARY KEY (id, at)
+);
+"""
+"""The files and batches of `shared_files`, of which the registry's copy has nothing."""
 _SIGN, _RENEWS = "mesh ", "mesh renews "
 """The locks of a leader: of a session that does nothing else, for which those that stand by wait,
 and of the one on which it renews its lease.
@@ -216,11 +237,26 @@ class PostgresRegistry:
             asyncio.create_task(self._kept(self._wait_for_sign)),
         ]
 
+    @property
+    def shared(self) -> Shared:
+        return self
+
     async def commit(self, statements: Statements) -> None:
         """One transaction, while this controller leads. Raises StorageError, and then nothing has
         changed: where the connection breaks as it commits, the same is written again until that is
         known. Where it cannot be found out within DOUBT_S_MAX the error says so.
         """
+        await self._commit(statements, copied=True)
+
+    async def keep(self, statements: Statements) -> None:
+        await self._commit(statements, copied=False)
+
+    async def rows(self, sql: str, *values: str | int) -> list[Any]:
+        async with self._asked("read") as connection, asyncio.timeout(COPY_S_MAX):
+            found: list[Any] = await connection.fetch(in_postgres(sql), *values)
+            return found
+
+    async def _commit(self, statements: Statements, *, copied: bool) -> None:
         try:
             self.check_writable()
         except Unavailable as error:
@@ -231,6 +267,8 @@ class PostgresRegistry:
                 in_doubt = True
                 logger.warning("whether a write to %s is kept is found out", self.place)
                 await asyncio.sleep(RENEW_S)
+            if not copied:
+                return
             try:
                 await asyncio.to_thread(self._copy.apply, statements)
             except StorageError as error:
@@ -359,7 +397,7 @@ class PostgresRegistry:
                     for step in STEPS:
                         await connection.execute(in_postgres(step))
                     await connection.execute("UPDATE schema_version SET version = $1", SCHEMA)
-                await connection.execute(_CHANGES)
+                await connection.execute(_CHANGES + _FILES)
             for table in ("starts", "schema_version", "lease", "changes"):
                 count = await connection.fetchval(f"SELECT count(*) FROM {table}")
                 if count != 1:

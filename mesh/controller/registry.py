@@ -439,6 +439,10 @@ class SqliteRegistry(Tables):
     def tables(self) -> Tables:
         return self
 
+    @property
+    def shared(self) -> None:
+        """This controller alone has the file."""
+
     def leader(self) -> str:
         return ""
 
@@ -484,6 +488,20 @@ class SqliteRegistry(Tables):
         return int(epoch)
 
 
+class Shared(Protocol):
+    """A database that others may lead next, for what is in no `Tables`."""
+
+    async def keep(self, statements: Statements) -> None:
+        """One transaction, while this controller leads. Raises StorageError; it may be written
+        then, or be written twice.
+        """
+        ...
+
+    async def rows(self, sql: str, *values: str | int) -> list[Any]:
+        """Raises StorageError."""
+        ...
+
+
 class Database(Protocol):
     """Where the registry is, opened by a controller that leads."""
 
@@ -505,6 +523,11 @@ class Database(Protocol):
     @property
     def tables(self) -> Tables:
         """What it holds, to read."""
+        ...
+
+    @property
+    def shared(self) -> Shared | None:
+        """The database, where other controllers may lead the cell."""
         ...
 
     async def commit(self, statements: Statements) -> None:

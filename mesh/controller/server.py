@@ -11,7 +11,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +54,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.revision import public_name
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.usage import HOUR_S, Usage
+from mesh.domain.views import OpenBatches
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
@@ -76,9 +77,11 @@ from mesh.wire.credentials import Tls
 from mesh.wire.serving import Guard
 
 if TYPE_CHECKING:
+    from mesh.controller.shared_files import SharedFiles
     from mesh.controller.tracing import Traces
     from mesh.http.batches import Batches
     from mesh.http.feed import Feed
+    from mesh.http.kept_files import KeptFiles
     from mesh.http.server import HttpServer
 
 DRAIN_POLL_S = 0.02
@@ -402,6 +405,8 @@ class Controller:
         self._stopped = False
         self._start, self._core, tables = start, core, database.tables
         self._writes = RegistryWrites(database)
+        self._shared_by = database.shared
+        self._shared_files: SharedFiles | None = None
         clock = self._clock = LoopClock(asyncio.get_running_loop())
         self._log = CellLog(narrate=Narrator(self._spec), now_s=clock.now_s)
         meter = Meter(known=self._knows)
@@ -471,6 +476,7 @@ class Controller:
             state_path=database.place,
             starting=self._links.starting,
             hand_over=database.hand_over,
+            batches=self._open_batches,
         )
         self._viewed = Viewed(
             cell=self._core,
@@ -480,6 +486,7 @@ class Controller:
             log=self._log,
             clock=clock,
             state_path=database.place,
+            batches=self._open_batches,
         )
         self._feed: Feed | None = None
         self._batches: Batches | None = None
@@ -532,18 +539,17 @@ class Controller:
         if not serving:
             await server.start()
         if http is not None:
-            self._start_http(http, config)
+            await self._start_http(http, config)
         self._post(LeaseCheckDue())
         for deployment in self._start.deployments:
             self._warm(public_name(deployment.spec.name))
 
-    def _start_http(self, http: "HttpServer", config: ControllerConfig) -> None:
+    async def _start_http(self, http: "HttpServer", config: ControllerConfig) -> None:
         from mesh.http.app import application, shared
         from mesh.http.batches import Batches
         from mesh.http.feed import Feed
-        from mesh.http.kept_files import KeptFiles
 
-        files = KeptFiles(config.home / "controller")
+        files = await self._opened_files(config.home / "controller")
         self._opened.callback(files.close)
         self._batches = Batches(files, self._gate.check_acted_for)
         sampling = asyncio.create_task(self._viewed.sampling())
@@ -566,6 +572,18 @@ class Controller:
             origins=origins,
         )
         http.start(shared(routes, origins))
+
+    async def _opened_files(self, home: Path) -> "KeptFiles":
+        """Raises StorageError."""
+        from mesh.http.kept_files import KeptFiles
+
+        if self._shared_by is None:
+            return KeptFiles(home)
+        from mesh.controller.shared_files import SharedFiles
+
+        self._shared_files = SharedFiles(home, self._shared_by)
+        await self._shared_files.begin()
+        return self._shared_files
 
     async def drain(self, grace_s: float, deposed: asyncio.Event) -> None:
         """Let open answers end within so long, and take no further calls. It ends early where it is
@@ -603,8 +621,13 @@ class Controller:
         drain_s = DRAIN_S_MAX if self.failure is None else 0.0
         await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))
         self._stopped = True
+        if self._shared_files is not None:
+            await self._shared_files.end()
         await self._writes.close()
         await self._tokenizers.close()
+
+    def _open_batches(self) -> Sequence[OpenBatches]:
+        return () if self._batches is None else self._batches.open()
 
     def _stop_batches(self) -> None:
         """What they have under way is asked again by the next controller."""

@@ -2,19 +2,27 @@
 nodes are starting and which deployments' texts cannot be used.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from mesh import __version__
 from mesh.domain.ids import ModelId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.values import replace
-from mesh.domain.views import CellSnapshot, CellStatus, DeploymentSnapshot, NodeSnapshot
+from mesh.domain.views import (
+    CellSnapshot,
+    CellStatus,
+    DeploymentSnapshot,
+    NodeSnapshot,
+    OpenBatches,
+)
 
 LOADED = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
 
 
-def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> CellStatus:
+def cell_status(
+    snapshot: CellSnapshot, batches: Sequence[OpenBatches], *, uptime_s: float, state_path: str
+) -> CellStatus:
     """`instances` counts those that are loaded, `nodes` those that are in the cell."""
     instances = [instance for node in snapshot.nodes for instance in node.instances]
     return CellStatus(
@@ -32,6 +40,7 @@ def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> 
         prefetches=snapshot.prefetches,
         wanted=snapshot.wanted,
         energy=snapshot.energy,
+        batches=tuple(batches),
     )
 
 

@@ -22,7 +22,14 @@ from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.recent import CellGauges, CellSample
 from mesh.domain.values import replace
-from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus, NodeSnapshot
+from mesh.domain.views import (
+    CellEvent,
+    CellLine,
+    CellSnapshot,
+    CellStatus,
+    NodeSnapshot,
+    OpenBatches,
+)
 from mesh.report.cell_state import CellPicture
 from mesh.report.memory_parts import gauges
 from mesh.runtime.clock import Now
@@ -63,6 +70,7 @@ class Viewed:
         log: CellLog,
         clock: Now,
         state_path: str,
+        batches: Callable[[], Sequence[OpenBatches]] = tuple,
     ) -> None:
         self._cell = cell
         self._starting = starting
@@ -71,6 +79,7 @@ class Viewed:
         self._log = log
         self._clock = clock
         self._state_path = state_path
+        self._batches = batches
         self._started_s = clock.now_s()
         self._seen: dict[NodeId, tuple[float, NodeSnapshot]] = {}
         """The nodes of the last pictures, and when each was in one last."""
@@ -170,7 +179,8 @@ class Viewed:
             recent_of[name] = self._recent.calls(now_s, (name,))
             begun_s = await _others_first(begun_s)
         uptime_s = now_s - self._started_s
-        status = cell_status(seen, uptime_s=uptime_s, state_path=self._state_path)
+        batches = [of for of in self._batches() if operator or of.tenant == asks.tenant]
+        status = cell_status(seen, batches, uptime_s=uptime_s, state_path=self._state_path)
         return CellPicture(
             status=status if operator else _own_status(status, seen),
             nodes=nodes,

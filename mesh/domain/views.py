@@ -423,6 +423,18 @@ class InstancePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBatches:
+    """The batch files of a tenant that have not ended."""
+
+    tenant: str
+    batches: int
+    lines: int
+    """Calls of those files that have been checked."""
+    done: int
+    """Calls that have an answer or an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellStatus:
     """The cell in a few numbers."""
 
@@ -442,6 +454,8 @@ class CellStatus:
     prefetches: PrefetchView = PrefetchView()
     wanted: tuple[NodesWanted, ...] = ()
     energy: EnergyView = NO_ENERGY
+    batches: tuple[OpenBatches, ...] = ()
+    """By tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from secrets import token_hex
 from typing import Annotated, Any, Literal
 
@@ -25,11 +26,12 @@ from starlette.types import ASGIApp, Message
 
 from mesh.domain.access import NOBODY, Caller, TenantName
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import InvalidInput, MeshError, NotFound, Refused, StorageError
+from mesh.domain.errors import InvalidInput, MeshError, NotFound, Refused, StorageError, Unreached
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import BATCH, BatchState, advance
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.values import replace
+from mesh.domain.values import dataclass, replace
+from mesh.domain.views import OpenBatches
 from mesh.http.batch_lines import (
     ERRORS_MAX,
     Answer,
@@ -73,6 +75,8 @@ PAUSE_S_LEAST, PAUSE_S_MOST = 0.25, 30.0
 """Before a call that was refused is made again, unless the refusal says more."""
 END_AGAIN_S = 60.0
 """Before a batch is ended again that could not be, as on a full disk."""
+FETCH_AGAIN_S = 1.0
+"""Before a content is asked for again whose database was away."""
 FORGET_S = 3600.0
 WINDOW_S = 24 * 3600
 _NOT_MADE = {
@@ -97,6 +101,24 @@ class BatchBody(Strict):
     metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """How far a batch is that has not ended."""
+
+    tenant: TenantName
+    counts: Counts
+    """As they were kept last."""
+    answers: Answers | None = None
+    """What it has so far, once its files have been read."""
+
+    @property
+    def now(self) -> Counts:
+        if self.answers is None:
+            return self.counts
+        total = self.counts.total or len(self.answers.ids)
+        return Counts(total=total, completed=self.answers.completed, failed=self.answers.failed)
+
+
 class Batches:
     """`check_key` raises Forbidden where the key of that id opens nothing any more."""
 
@@ -109,8 +131,8 @@ class Batches:
         self._deployment: Callable[[DeploymentName], Deployment]
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """By batch."""
-        self._answers: dict[str, Answers] = {}
-        """Those of batches that run."""
+        self._open: dict[str, _Open] = {}
+        """By batch, as the tasks."""
         self._checking = asyncio.Lock()
         self._own_checking: defaultdict[TenantName, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Each tenant waits with one file for its turn to be checked."""
@@ -139,8 +161,8 @@ class Batches:
             if task is not None:
                 task.cancel()
 
-    def create(self, body: BatchBody) -> KeptBatch:
-        """Raises InvalidInput or Refused."""
+    async def create(self, body: BatchBody) -> KeptBatch:
+        """Raises InvalidInput, Refused or StorageError."""
         file = self.store.get(KeptFile, body.input_file_id)
         if file is None or file.purpose != "batch":
             raise InvalidInput(
@@ -170,17 +192,23 @@ class Batches:
             metadata=body.metadata,
         )
         self.store.add(batch, caller())
+        try:
+            await self.store.saved()
+        except BaseException:
+            self.store.forget(batch.id)
+            raise
         self._begin(batch, caller())
         return batch
 
-    def cancel(self, batch: KeptBatch) -> KeptBatch:
-        """Make no further calls. Raises InvalidInput where it has ended."""
+    async def cancel(self, batch: KeptBatch) -> KeptBatch:
+        """Make no further calls. Raises InvalidInput where it has ended, or StorageError."""
         if batch.status is not BatchState.CANCELLING:
             if BatchState.CANCELLING not in BATCH[batch.status] or batch.id in self._ending:
                 raise InvalidInput(f"{batch.id} is {batch.status}: there is nothing to cancel")
             batch = self._moved(batch, BatchState.CANCELLING)
             if batch.id in self._tasks:
                 self._tasks[batch.id].cancel()
+            await self.store.saved()
         return batch
 
     def shown(self, batch: KeptBatch) -> KeptBatch:
@@ -190,21 +218,33 @@ class Batches:
             told |= {"output_file_id": None, "error_file_id": None}
         return batch.model_copy(update=told)
 
+    def open(self) -> list[OpenBatches]:
+        """Those that have not ended, by tenant."""
+        found: defaultdict[TenantName, list[Counts]] = defaultdict(list)
+        for one in self._open.values():
+            found[one.tenant].append(one.now)
+        return [
+            OpenBatches(
+                tenant=tenant,
+                batches=len(counts),
+                lines=sum(one.total for one in counts),
+                done=sum(one.completed + one.failed for one in counts),
+            )
+            for tenant, counts in sorted(found.items())
+        ]
+
     def _counts(self, batch: KeptBatch) -> Counts:
         """As they are now."""
-        answers, counts = self._answers.get(batch.id), batch.request_counts
-        if answers is None:
-            return counts
-        total = counts.total or len(answers.ids)
-        return Counts(total=total, completed=answers.completed, failed=answers.failed)
+        return self._open[batch.id].now if batch.id in self._open else batch.request_counts
 
     def _note_progress(self, batch: KeptBatch) -> None:
         counts = {"request_counts": self._counts(batch)}
         self.store.update(self._now(batch).model_copy(update=counts))
 
     def _begin(self, batch: KeptBatch, owner: Caller) -> None:
+        self._open[batch.id] = _Open(tenant=owner.tenant, counts=batch.request_counts)
         task = self._tasks[batch.id] = asyncio.create_task(self._run(batch, owner))
-        task.add_done_callback(lambda _: self._tasks.pop(batch.id, None))
+        task.add_done_callback(lambda _: (self._tasks.pop(batch.id), self._open.pop(batch.id)))
 
     async def _run(self, batch: KeptBatch, owner: Caller) -> None:
         act_as(replace(owner, best_effort=True))
@@ -241,7 +281,6 @@ class Batches:
                 batch = self._now(batch)
         finally:
             self._ending.discard(batch.id)
-            self._answers.pop(batch.id, None)
 
     async def _end_now(
         self, batch: KeptBatch, owner: Caller, end: BatchState, why: list[BatchError]
@@ -269,6 +308,7 @@ class Batches:
     async def _validated(
         self, batch: KeptBatch, owner: Caller
     ) -> tuple[KeptBatch, list[BatchError]]:
+        await self._fetched(batch.input_file_id)
         async with self._own_checking[owner.tenant], self._checking:
             lines = lines_of(self.store.content(batch.input_file_id))
             found = await asyncio.to_thread(checked, lines, batch.endpoint)
@@ -287,16 +327,26 @@ class Batches:
         if not found.errors:
             counts = Counts(total=found.lines)
             batch = self._moved(batch, BatchState.IN_PROGRESS, request_counts=counts)
+            self._open[batch.id].counts = counts
         return batch, sorted(found.errors, key=lambda one: one.line or 0)
+
+    async def _fetched(self, id_: str) -> Path:
+        """The same as the store has it, once its database is there."""
+        while True:
+            try:
+                return await self.store.fetched(id_)
+            except Unreached:
+                await asyncio.sleep(FETCH_AGAIN_S)
 
     async def _opened(self, batch: KeptBatch) -> Answers:
         """Its answers so far."""
-        if batch.id not in self._answers:
-            paths = [
-                self.store.path(id_) for id_ in (batch.output_file_id, batch.error_file_id) if id_
-            ]
-            self._answers[batch.id] = await asyncio.to_thread(Answers, *paths)
-        return self._answers[batch.id]
+        one = self._open[batch.id]
+        if one.answers is None:
+            await self._fetched(batch.input_file_id)
+            ids = batch.output_file_id, batch.error_file_id
+            paths = [await self._fetched(id_) for id_ in ids if id_]
+            one.answers = await asyncio.to_thread(Answers, *paths)
+        return one.answers
 
     async def _answered(self, batch: KeptBatch, owner: Caller) -> None:
         """Make the calls of all lines that have no answer. Raises what ends the batch."""
@@ -442,7 +492,7 @@ def batch_routes(batches: Batches | None, bodies: Bodies) -> list[Route]:
     async def make(exchange: Exchange) -> KeptBatch:
         there = found(batches)
         async with exchange.body() as raw:
-            return there.shown(there.create(read(BatchBody, raw)))
+            return there.shown(await there.create(read(BatchBody, raw)))
 
     def page(request: Request) -> Page[KeptBatch]:
         there = found(batches)
@@ -456,7 +506,7 @@ def batch_routes(batches: Batches | None, bodies: Bodies) -> list[Route]:
         if batch is None:
             raise HTTPException(404)
         if request.method == "POST":
-            batch = there.cancel(batch)
+            batch = await there.cancel(batch)
         return json_response(there.shown(batch).model_dump())
 
     return [

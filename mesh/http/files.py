@@ -128,8 +128,9 @@ async def _kept(store: KeptFiles, exchange: Exchange) -> KeptFile:
             purpose="batch",
         )
         store.add(kept, caller())
+        await store.saved()
     except BaseException as error:
-        path.unlink(missing_ok=True)
+        store.forget(path.name)
         if isinstance(error, MultiPartException):
             raise InvalidInput(f"the form cannot be read: {error.message}") from error
         if isinstance(error, UnicodeError):  # of a charset that nobody has
@@ -203,10 +204,12 @@ def file_routes(store: KeptFiles | None) -> list[Route]:
             if batch.input_file_id == file.id:
                 raise InvalidInput(f"{file.id} is in use by {batch.id}", hint="cancel that first")
         found(store).forget(file.id)
+        await found(store).saved()
         return json_response(DeletedFile(id=file.id).model_dump())
 
     async def content(request: Request) -> Response:
         file = asked(request)
+        await found(store).fetched(file.id)
         path = found(store).content(file.id)
         return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 

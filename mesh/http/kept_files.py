@@ -32,6 +32,7 @@ TENANT_KEPT_MAX = 10_000
 """A tenant's files and batches together."""
 ENDED = frozenset(state for state, following in BATCH.items() if not following)
 SCHEMA = 1
+COLUMNS = "number, id, kind, tenant, role, key_id, created_unix_s, bytes, body"
 _TABLE = """
 CREATE TABLE IF NOT EXISTS kept (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -151,6 +152,13 @@ class KeptFiles:
                 f"the content of {file_id} is there no more", hint="delete it, and send it again"
             )
         return path
+
+    async def fetched(self, id_: str) -> Path:
+        """Where a content is, which is there now if the cell has it."""
+        return self.path(id_)
+
+    async def saved(self) -> None:
+        """Whoever leads the cell next knows of all changes then."""
 
     def check_room(self, further_bytes: int) -> None:
         """Raises Refused where the caller's tenant, or all of them, have too much with that."""

@@ -57,12 +57,15 @@ function Totals({ state, samples }) {
     <${Total} name="requests running" value=${count(status.running)} />
     <${Total} name="queued" value=${count(status.queued)} />
     <${Total} name="served" value=${count(status.served)} />
+    ${status.batches.length > 0 && html`<${Total} name="lines of batches done" value="${count(sum(status.batches, "done"))} of ${count(sum(status.batches, "lines"))}" />`}
     <${Total} name="refused, by reason" value=${refusals(status.refused)} small />
     <${Total} name="output tokens/s" value=${fixed(rate, 1)} />
     <${Total} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
     <${Total} name="up, version ${status.version}" value=${span(status.uptime_s)} />
   </dl>`;
 }
+
+const sum = (all, key) => all.reduce((so_far, one) => so_far + one[key], 0);
 
 const Total = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
 

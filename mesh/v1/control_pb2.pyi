@@ -1199,6 +1199,7 @@ class Status(_message.Message):
     PREFETCHES_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
     ENERGY_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     uptime_s: _builtins.float
     nodes_ready: _builtins.int
@@ -1217,6 +1218,8 @@ class Status(_message.Message):
     def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodesWanted]: ...
     @_builtins.property
     def energy(self) -> Global___EnergyView: ...
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenBatches]: ...
     def __init__(
         self,
         *,
@@ -1234,14 +1237,46 @@ class Status(_message.Message):
         prefetches: Global___Prefetches | None = ...,
         wanted: _abc.Iterable[Global___NodesWanted] | None = ...,
         energy: Global___EnergyView | None = ...,
+        batches: _abc.Iterable[Global___OpenBatches] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "prefetches", b"prefetches"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "energy", b"energy", "instances", b"instances", "nodes", b"nodes", "nodes_ready", b"nodes_ready", "prefetches", b"prefetches", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "state_path", b"state_path", "uptime_s", b"uptime_s", "version", b"version", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "deployments", b"deployments", "energy", b"energy", "instances", b"instances", "nodes", b"nodes", "nodes_ready", b"nodes_ready", "prefetches", b"prefetches", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "state_path", b"state_path", "uptime_s", b"uptime_s", "version", b"version", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class OpenBatches(_message.Message):
+    """The batch files of a tenant that have not ended; nobody's have an empty one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    batches: _builtins.int
+    lines: _builtins.int
+    """Of those that have been checked."""
+    done: _builtins.int
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        batches: _builtins.int = ...,
+        lines: _builtins.int = ...,
+        done: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "done", b"done", "lines", b"lines", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenBatches: _TypeAlias = OpenBatches  # noqa: Y015
 
 @_typing.final
 class EnergyView(_message.Message):

@@ -1,5 +1,6 @@
 """Real processes: two controllers with one state, and a node that follows who leads."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -7,8 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, StandsBy, Unavailable
@@ -29,10 +32,11 @@ class Pair:
     def __init__(self, folder: Path, state: str) -> None:
         self._folder = folder
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.http = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         self._stack = ExitStack()
         for n, at in enumerate(self.addresses):
             home = str(folder / f"c{n}")
-            options = ("--listen", at, "--http", "off", "--home", home)
+            options = ("--listen", at, "--http", self.http[n], "--home", home)
             self._start("mesh", "controller", "--state", state, *options)
             self.answers(at, stands_by=n > 0)
         join = ",".join(self.addresses)
@@ -63,6 +67,20 @@ class Pair:
                 else:
                     return
                 time.sleep(0.05)
+
+    def asked(self, n: int, path: str, **sent: Any) -> requests.Response:
+        """The answer of a controller over HTTP, once it leads."""
+        until_s = time.monotonic() + WAIT_S_MAX
+        while True:
+            try:
+                ask = requests.post if sent else requests.get
+                told = ask(f"http://{self.http[n]}{path}", timeout=WAIT_S_MAX, **sent)
+                if told.status_code == 200:
+                    return told
+            except requests.ConnectionError:
+                pass
+            assert time.monotonic() < until_s, (self._folder / "log").read_text()
+            time.sleep(0.05)
 
     def close(self) -> None:
         self._stack.close()
@@ -128,3 +146,34 @@ def test_open_answers_go_on_under_the_one_that_stood_by(
     pair.answers(pair.addresses[1])
     if how == "step down":
         assert pair.processes[0].poll() is None, "it stands by"
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_batch_goes_on_under_the_one_that_stood_by(pair: Pair, tmp_path: Path, how: str) -> None:
+    model = write_tiny_llama(tmp_path / "tiny", seed=1)
+    with MeshClient(pair.addresses[0]) as client:
+        until_s = time.monotonic() + WAIT_S_MAX
+        while not client.nodes():
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        client.deploy(DeploymentSpec(name=NAME, source=f"file://{model}"))
+    url, body = "/v1/completions", {"model": NAME, "prompt": "go on", "max_tokens": 30}
+    names = [f"c{n}" for n in range(150)]
+    lines = [{"custom_id": name, "method": "POST", "url": url, "body": body} for name in names]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    form = {"data": {"purpose": "batch"}, "files": {"file": ("calls.jsonl", content)}}
+    file = pair.asked(0, "/v1/files", **form).json()
+    asked = {"input_file_id": file["id"], "endpoint": url, "completion_window": "24h"}
+    path = f"/v1/batches/{pair.asked(0, '/v1/batches', json=asked).json()['id']}"
+    while (before := pair.asked(0, path).json()["request_counts"]["completed"]) < 10:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert before < len(names)
+    pair.processes[0].send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+    while (batch := pair.asked(1, path).json())["status"] != "completed":
+        assert time.monotonic() < until_s + WAIT_S_MAX, batch
+        time.sleep(0.05)
+    assert batch["request_counts"] == {"total": len(names), "completed": len(names), "failed": 0}
+    answers = pair.asked(1, f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
+    assert sorted(json.loads(line)["custom_id"] for line in answers) == sorted(names)
+    assert pair.asked(1, f"/v1/files/{file['id']}/content").text == content

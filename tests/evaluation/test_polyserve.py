@@ -6,8 +6,10 @@ import pytest
 
 from mesh.compute.times import Times
 from mesh.domain.slo import Slo
+from mesh.domain.values import replace
 from mesh.evaluation.polyserve import (
     BATCH_MAX,
+    TABLES_OFF,
     TTFTS_S,
     WORKLOADS,
     Attained,
@@ -20,6 +22,7 @@ from mesh.evaluation.polyserve import (
     goodput,
     optimum,
     record,
+    robust_record,
 )
 from mesh.sim.cluster import Arrival
 from mesh.sim.scenario import arrivals, plan
@@ -90,29 +93,30 @@ def test_goodput_is_looked_for_down_to_five_per_cent() -> None:
     assert (found.percent, found.percent_each_class, found.attained) == (0, 0, none)
 
 
-def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
-    def came_to(percent: int, each: int) -> Goodput:
-        return Goodput(
-            percent=percent,
-            percent_each_class=each,
-            overload_share=0.9,
-            overload_least=0.5,
-            attained=Attained(overall=0.9, by_class={"a": 0.9}),
-            setting=None,
-        )
+def _came_to(percent: int, each: int = 0) -> Goodput:
+    return Goodput(
+        percent=percent,
+        percent_each_class=each,
+        overload_share=0.9,
+        overload_least=0.5,
+        attained=Attained(overall=0.9, by_class={"a": 0.9}),
+        setting=None,
+    )
 
+
+def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
     found: Mapping[str, Mapping[str, Goodput]] = {
         "a": {
-            "polyserve-co": came_to(80, 60),
-            "co-random": came_to(50, 20),
-            "co-minimal": came_to(64, 30),
-            "polyserve-co-no-promotion": came_to(100, 90),
-            "co-random-no-refusal": came_to(90, 90),
-            "polyserve-co-no-refusal": came_to(45, 45),
-            "llm-mesh": came_to(100, 100),
+            "polyserve-co": _came_to(80, 60),
+            "co-random": _came_to(50, 20),
+            "co-minimal": _came_to(64, 30),
+            "polyserve-co-no-promotion": _came_to(100, 90),
+            "co-random-no-refusal": _came_to(90, 90),
+            "polyserve-co-no-refusal": _came_to(45, 45),
+            "llm-mesh": _came_to(100, 100),
         },
-        "b": {"polyserve-co": came_to(60, 60)},
-        "c": {"polyserve-co": came_to(10, 5), "co-random": came_to(0, 0)},
+        "b": {"polyserve-co": _came_to(60, 60)},
+        "c": {"polyserve-co": _came_to(10, 5), "co-random": _came_to(0, 0)},
     }
     optimal = Optimum(rate_per_s=10.0, offered_share=0.5)
     made = record({(name, "co"): optimal for name in found}, found)
@@ -149,3 +153,20 @@ def test_a_search_asks_anew_for_what_it_has_seen_in_part() -> None:
 def test_servers_carry_the_batches_of_which_the_optimum_is() -> None:
     nodes = plan(SMALL.scenario("polyserve-pd", 1.0)).nodes
     assert [node.hello.batch_max for node in nodes] == [BATCH_MAX] * SMALL.servers
+
+
+def test_tables_that_are_wrong_change_what_policies_decide_and_not_what_iterations_take() -> None:
+    load = Load(workload="lmsys", servers=2, counted_s=4.0)
+    for tables in TABLES_OFF:
+        assert attained("co-random", replace(load, tables=tables), 2.0).overall == 1.0
+    assert attained("co-random", replace(load, tables=1000.0), 2.0).overall < 0.5
+
+
+def test_the_least_gain_counts_where_tables_are_wrong() -> None:
+    def came_to(own: int, other: int) -> Mapping[str, Mapping[str, Goodput]]:
+        return {"a": {"polyserve-co": _came_to(own), "co-random": _came_to(other)}}
+
+    optimal = {("a", "co"): Optimum(rate_per_s=10.0, offered_share=0.5)}
+    made = robust_record(optimal, {0.8: came_to(60, 40), 1.2: came_to(66, 60)})
+    assert (made["robust_gain_co"], made["robust_gain_pd"]) == (1.1, None)
+    assert set(made) == {"tables_0.8", "tables_1.2", "robust_gain_co", "robust_gain_pd"}

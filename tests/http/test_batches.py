@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import requests
 
+from mesh.cli.tables import batches_words
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import NOBODY, Caller, Role, TenantName
 from mesh.domain.errors import StorageError
 from mesh.domain.messages import AbortRequest, SubmitRequest
+from mesh.domain.views import OpenBatches
 from mesh.http import batch_lines, batches, files, kept_files
 from mesh.http.batch_lines import Answer, Answers, Checked, checked, lines_of
 from mesh.http.kept_files import KeptBatch, KeptFile
@@ -158,6 +160,9 @@ async def test_lines_are_best_effort_few_of_them_wait_and_they_are_cancelled(
         first = next(c.order for c in node.commands if isinstance(c, SubmitRequest))
         await node.answer(first, 0, 2, last=True)
         await until(http, batch["id"], lambda one: bool(one["request_counts"]["completed"]))
+        status = await http.cell.status()
+        assert status.batches == (OpenBatches(tenant="", batches=1, lines=200, done=1),)
+        assert batches_words(status.batches) == "1, 1 of 200 lines done"
 
         told = (await http.post(f"/v1/batches/{batch['id']}/cancel", {})).json()
         assert (told["status"], told["output_file_id"]) == ("cancelling", None)
@@ -171,6 +176,7 @@ async def test_lines_are_best_effort_few_of_them_wait_and_they_are_cancelled(
             f"c{n}" for n in range(200)
         }
         await http.cell.idle()
+        assert (await http.cell.status()).batches == ()
         again = await http.post(f"/v1/batches/{batch['id']}/cancel", {})
         assert (again.status_code, "nothing to cancel" in again.text) == (400, True)
         assert (await http.delete(f"/v1/files/{file_id}")).json()["deleted"]
@@ -411,7 +417,7 @@ async def test_tenants_take_turns_in_having_files_checked(
             )
             store.add(file, caller())
             body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
-            made.create(batches.BatchBody.model_validate(body))
+            await made.create(batches.BatchBody.model_validate(body))
     async with asyncio.timeout(WAIT_S_MAX):
         await all_checked.wait()
     made.stop()

@@ -170,5 +170,6 @@ def _status_fields(address: str, found: CellStatus) -> list[tuple[str, str]]:
         ("refused", refused or "0"),
         ("prefetches", _prefetches(found.prefetches)),
         ("energy", tables.energy_words(found.energy)),
+        *[("batches", tables.batches_words(found.batches))] * bool(found.batches),
         ("state_path", found.state_path),
     ]
