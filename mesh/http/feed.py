@@ -21,7 +21,7 @@ from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
 from mesh.http.refusals import encoded
 from mesh.report.cell_state import CellPicture, State, cell_state, change
-from mesh.report.plain import Plain, plain, plain_fields
+from mesh.report.plain import plain_fields, plain_json
 from mesh.wire.mailbox import Mailbox
 
 TICK_S = 1.0
@@ -282,31 +282,30 @@ def _next(before: State, picture: CellPicture, latest: Sequence[CellSample]) -> 
     after = cell_state(picture)
     if not before:
         return after, b""
-    told: Mapping[str, Plain] = {"patch": change(before, after), "samples": plain(latest)}
-    return after, _block("change", told)
+    return after, _block("change", {"patch": change(before, after), "samples": latest})
 
 
 def _whole(state: State, samples: Sequence[CellSample], why: str) -> bytes:
-    columns: dict[str, Plain] = {
+    columns = {
         one.name: [getattr(sample, one.name) for sample in samples] for one in fields(CellSample)
     }
     return _in_pieces({"why": why, **state, "samples": columns}, PIECES_DEPTH)
 
 
-def _block(name: str, data: Mapping[str, Plain]) -> bytes:
+def _block(name: str, data: Mapping[str, object]) -> bytes:
     return f"event: {name}\ndata: ".encode() + _in_pieces(data, PIECES_DEPTH + 1) + b"\n\n"
 
 
-def _in_pieces(data: Mapping[str, Plain], depth: int) -> bytes:
-    """As `encoded`, a deployment, a node or an instance at a time. Within one call of json no other
-    thread runs, and the controller's loop is one.
+def _in_pieces(data: Mapping[str, object], depth: int) -> bytes:
+    """As `plain_json`, a deployment, a node or an instance at a time. Within one call of it no
+    other thread runs, and the controller's loop is one.
     """
     return b"".join(_pieces(data, depth))
 
 
 def _pieces(value: object, depth: int) -> Iterator[bytes]:
     if not isinstance(value, Mapping) or not value or not depth:
-        yield encoded(value)
+        yield plain_json(value)
         return
     mark = b"{"
     for name, inner in value.items():

@@ -1,11 +1,13 @@
 """The cell as one JSON value for viewers, and what changes of it from one second to the next.
 
-The fields are named as `-o json` names them, because they come from the same values by the same
-`plain`. What has a name is keyed by it, so that a change says only what is new: an RFC 7396 merge
-patch. Pure: pictures in, plain values out.
+The fields are named as `-o json` names them, because they come from the same values, of which an
+encoder makes what `plain` does. What has a name is keyed by it, so that a change says only what is
+new: an RFC 7396 merge patch. Pure: pictures in, values for the encoder out.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any
 
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState
@@ -13,9 +15,10 @@ from mesh.domain.recent import RecentCalls
 from mesh.domain.values import dataclass
 from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot, PrefetchView
 from mesh.report.memory_parts import free_bytes, parts
-from mesh.report.plain import Plain, plain_fields
+from mesh.report.plain import Plain, members, plain_fields
 
-State = dict[str, Plain]
+State = dict[str, Any]
+"""Its leaves are plain, or values of the domain without tables of pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,9 @@ class CellPicture:
     recent_of: Mapping[DeploymentName, RecentCalls]
 
 
-def status_fields(status: CellStatus, deployments: Sequence[DeploymentSnapshot]) -> State:
+def status_fields(
+    status: CellStatus, deployments: Sequence[DeploymentSnapshot]
+) -> dict[str, Plain]:
     """The status as `mesh status -o json` has it, without its instances: with the SLO classes of
     the deployments, and with why those have failed that have.
     """
@@ -65,7 +70,7 @@ def cell_state(picture: CellPicture) -> State:
             }
             for one in picture.deployments
         },
-        "instances": {str(name): plain_fields(one) for name, one in sorted(instances.items())},
+        "instances": {str(name): one for name, one in sorted(instances.items())},
     }
 
 
@@ -76,10 +81,15 @@ def change(before: State, after: State) -> State:
         earlier = before.get(name)
         if isinstance(value, dict) and isinstance(earlier, dict):
             inner = change(earlier, value)
-            if inner:
-                patch[name] = inner
-        elif name not in before or earlier != value:
+        elif earlier == value:
+            continue
+        elif is_dataclass(value) and is_dataclass(earlier):
+            inner = change(members(earlier), members(value))
+        else:
             patch[name] = value
+            continue
+        if inner:
+            patch[name] = inner
     return patch
 
 
@@ -87,18 +97,16 @@ def _prefetches(seen: PrefetchView) -> Plain:
     return {**plain_fields(seen), "hit_rate": seen.hit_rate}
 
 
-def _recent(calls: RecentCalls) -> Plain:
-    return {**plain_fields(calls), "attainment": calls.attainment}
+def _recent(calls: RecentCalls) -> State:
+    return {**members(calls), "attainment": calls.attainment}
 
 
-def _node(node: NodeSnapshot) -> Plain:
-    shown: list[Plain] = [
-        {"letter": p.letter, "name": p.name, "size_bytes": p.size_bytes} for p in parts(node)
-    ]
+def _node(node: NodeSnapshot) -> State:
+    shown = [{"letter": p.letter, "name": p.name, "size_bytes": p.size_bytes} for p in parts(node)]
     return {**_without_instances(node), "free_bytes": free_bytes(node), "parts": shown}
 
 
 def _without_instances(one: NodeSnapshot | DeploymentSnapshot) -> State:
-    found = plain_fields(one)
+    found = members(one)
     del found["instances"]
     return found

@@ -4,12 +4,15 @@
 (refusals by reason) an object, a number that is not finite null: JSON has no word for it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from math import isfinite
 from types import NoneType
 from typing import Any
+
+import msgspec
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -17,6 +20,7 @@ _PAIRS = frozenset({"refused", "failed", "footprints"})
 """Fields that hold (key, value) pairs."""
 _AS_THEY_ARE = frozenset({NoneType, bool, int, str})
 _MAKERS: dict[type[Any], Callable[[Any], Plain]] = {}
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
 """By type, once it was seen: a picture of 500 deployments has 100,000 values."""
 
 
@@ -28,10 +32,33 @@ def plain(value: object) -> Plain:
     return make(value)
 
 
+_ENCODER = msgspec.json.Encoder(enc_hook=plain)
+
+
+def plain_json(value: object) -> bytes:
+    """As JSON in UTF-8, without making it plain first: of what holds no table of pairs."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:  # it has half a character
+        return json.dumps(plain(value), ensure_ascii=False).encode("utf-8", "replace")
+
+
 def plain_fields(value: object) -> dict[str, Plain]:
     """The fields of a dataclass, or of a mapping, as plain values."""
     found = plain(value)
     assert isinstance(found, dict)
+    return found
+
+
+def members(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as they are, but for tables of pairs."""
+    kind = type(value)
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(kind))
+    found = {name: getattr(value, name) for name in _NAMES[kind]}
+    for name in _PAIRS & found.keys():
+        if isinstance(found[name], tuple):
+            found[name] = dict(found[name])
     return found
 
 
@@ -40,7 +67,7 @@ def _maker(kind: type[Any]) -> Callable[[Any], Plain]:
     if issubclass(kind, Enum):
         return lambda value: plain(value.value)
     if issubclass(kind, float):
-        return lambda value: value if isfinite(value) else None
+        return lambda value: float(value) if isfinite(value) else None
     if issubclass(kind, NoneType | bool | int | str):
         return lambda value: value
     if issubclass(kind, Mapping):
@@ -48,21 +75,8 @@ def _maker(kind: type[Any]) -> Callable[[Any], Plain]:
     if issubclass(kind, list | tuple):
         return lambda value: [plain(item) for item in value]
     if is_dataclass(kind):
-        return _fields_maker([field.name for field in fields(kind)])
+        return lambda value: {
+            name: inner if type(inner) in _AS_THEY_ARE else plain(inner)
+            for name, inner in members(value).items()
+        }
     raise TypeError(f"{kind.__name__} has no plain form")
-
-
-def _fields_maker(names: Sequence[str]) -> Callable[[Any], Plain]:
-    pairs = [name for name in names if name in _PAIRS]
-
-    def make(value: Any) -> Plain:
-        found = {name: getattr(value, name) for name in names}
-        for name in pairs:
-            if isinstance(found[name], tuple):
-                found[name] = dict(found[name])
-        for name, inner in found.items():
-            if type(inner) not in _AS_THEY_ARE:
-                found[name] = plain(inner)
-        return found
-
-    return make

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from math import inf, nan
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,8 @@ import requests
 from mesh.controller.recent import Recent
 from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.errors import Unavailable
+from mesh.domain.profile import Stalls
+from mesh.domain.reasons import RefusalReason
 from mesh.domain.recent import CellSample
 from mesh.domain.views import CellEvent, CellLine
 from mesh.http import feed as feeds
@@ -26,11 +29,13 @@ from mesh.http.reading import Reads
 from mesh.http.refusals import encoded
 from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
-from mesh.report.cell_state import CellPicture
+from mesh.report.cell_state import CellPicture, cell_state, change
+from mesh.report.plain import plain_fields, plain_json
 from mesh.wire.access import Gate
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
 from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
+from tests.support.scripted_engine import FOOTPRINT
 
 ADMIN = Caller()
 CALLS = Recent().calls(0.0)
@@ -272,6 +277,55 @@ async def test_the_state_says_what_the_command_line_says(http: Edge) -> None:
     assert (await http.chat()).status_code == 200
     recent = (await http.get("/api/v1/cell")).json()["deployments"]["chat"]["recent"]
     assert (recent["finished"], recent["met"], recent["attainment"]) == (1, 1, 1.0)
+
+
+HOSTILE = "\u202e<\x1b[31m\ud800"
+BUSY = replace(
+    NODE.instances[0],
+    batch=9,
+    correction=nan,
+    headroom_least_s=None,
+    stalls=Stalls(count=9, longest_s=inf),
+)
+LATER = replace(
+    PICTURE,
+    nodes=(replace(NODE, instances=(BUSY,), hardware=HOSTILE, footprints=(("ov", FOOTPRINT),)),),
+    deployments=(replace(CHAT_SMALL, instances=(BUSY,), phase=HOSTILE),),
+    recent=replace(CALLS, refused=((RefusalReason.QUEUE_FULL, 3),)),
+)
+
+
+def test_the_state_is_encoded_as_the_command_line_prints_it() -> None:
+    for picture in (PICTURE, LATER):
+        told = json.loads(feeds._whole(cell_state(picture), (), ""))
+        entries: list[tuple[Any, object]] = [(told["recent"], picture.recent)]
+        entries += [(told["nodes"][node.node_id], node) for node in picture.nodes]
+        entries += [(told["deployments"][one.spec.name], one) for one in picture.deployments]
+        entries += [(told["instances"][i.instance_id], i) for i in picture.nodes[0].instances]
+        for entry, value in entries:
+            said = json.loads(encoded(plain_fields(value)))
+            said.pop("instances", None)
+            assert said.items() <= entry.items()
+
+
+def test_a_state_and_its_change_are_the_next_state() -> None:
+    """Where a member that becomes null is left out."""
+
+    def merged(target: Any, patch: Any) -> Any:
+        if not isinstance(patch, dict):
+            return patch
+        kept = dict(target) if isinstance(target, dict) else {}
+        for name, value in patch.items():
+            kept[name] = merged(kept.get(name), value)
+        return {name: value for name, value in kept.items() if value is not None}
+
+    for before, after in ((PICTURE, LATER), (LATER, PICTURE)):
+        was, now = cell_state(before), cell_state(after)
+        one, next_one, patch = (json.loads(plain_json(s)) for s in (was, now, change(was, now)))
+        assert merged(merged({}, one), patch) == merged({}, next_one)
+        assert patch.keys() == {"nodes", "deployments", "instances", "recent"}, "and no more"
+        changed = patch["instances"][BUSY.instance_id]
+        assert changed.keys() == {"batch", "correction", "headroom_least_s", "stalls"}
 
 
 def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:

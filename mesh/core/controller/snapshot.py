@@ -1,7 +1,7 @@
 """Turns the cell's live state into snapshots for people and APIs."""
 
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from statistics import median
 
 from mesh.compute.times import Times
@@ -12,7 +12,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.energy import together
-from mesh.domain.ids import NodeId
+from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.profile import Profile
 from mesh.domain.revision import RevisionState, number_of, public, public_name
@@ -47,20 +47,22 @@ def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
 
 
 def look(cell: Cell) -> Looking:
-    """The same, a deployment or a node at a time, each as of the time that is sent for it. The cell
+    """The same, a node or a deployment at a time, each as of the time that is sent for it. The cell
     may change in between: of a large one all at once would keep its decisions waiting.
     """
     deployments, nodes = [], []
+    seen: dict[InstanceId, InstanceSnapshot] = {}
     now_s = yield
-    for name in sorted({public_name(n) for n in cell.deployments}):
-        entry = cell.current(name)
-        if entry is not None:
-            deployments.append(_deployment(cell, entry, now_s))
-            now_s = yield
     for node_id in sorted(cell.nodes):
         node = cell.nodes.get(node_id)
         if node is not None:
             nodes.append(_node(cell, node, now_s))
+            seen |= {instance.instance_id: instance for instance in nodes[-1].instances}
+            now_s = yield
+    for name in sorted({public_name(n) for n in cell.deployments}):
+        entry = cell.current(name)
+        if entry is not None:
+            deployments.append(_deployment(cell, entry, seen, now_s))
             now_s = yield
     return CellSnapshot(
         deployments=tuple(deployments),
@@ -95,8 +97,12 @@ def nodes_wanted(cell: Cell, now_s: float) -> tuple[NodesWanted, ...]:
     )
 
 
-def _deployment(cell: Cell, entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
-    """All revisions of it together: its callers know one."""
+def _deployment(
+    cell: Cell, entry: DeploymentEntry, seen: Mapping[InstanceId, InstanceSnapshot], now_s: float
+) -> DeploymentSnapshot:
+    """All revisions of it together: its callers know one. `seen`: instances as their nodes show
+    them.
+    """
     deployment = entry.deployment
     rollout = cell.rollouts.get(public_name(entry.name))
     coming = [rollout.coming] if rollout is not None and rollout.coming is not None else []
@@ -111,7 +117,7 @@ def _deployment(cell: Cell, entry: DeploymentEntry, now_s: float) -> DeploymentS
         running=sum(i.batch for i in instances.values()),
         served=sum(e.served for e in answering),
         refused=sum(e.refused for e in answering),
-        instances=tuple(_instance(instances[i], now_s) for i in sorted(instances)),
+        instances=tuple(seen.get(i) or _instance(instances[i], now_s) for i in sorted(instances)),
         footprints=tuple(sorted(deployment.footprints)) if deployment else (),
         phase="" if deployment else entry.phase,
         share=0.0 if deployment else entry.share,
