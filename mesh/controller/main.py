@@ -39,8 +39,10 @@ _VERBOSE = Option(flag="--verbose", kind=bool, help="Log at level DEBUG.")
 
 SWITCH_S = 0.0005
 """How long a thread may keep the event loop's from going on."""
-WHOLE_COLLECTIONS = 500
-"""One in so many collections is of all objects; in each, some 7,000 new ones are looked at."""
+YOUNG_COLLECTIONS, WHOLE_COLLECTIONS = 1, 2_500
+"""By so many more collections new objects are looked at once again, some 1,400 of them, and by so
+many of those all objects.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,12 +112,12 @@ def exit_code(run: Callable[[], None], what: str) -> int:
 def settle(address: str, http: str | None) -> None:
     """What start-up has made stays: the collector need not look at it again and again, which it
     does beside the tokens (a tenth of the controller's time under load). It looks at all that is
-    left seldom, since that keeps the loop for 45 ms where 100 nodes are viewed. And threads that
-    render metrics and what viewers see let the event loop's go on soon.
+    left seldom, and at what is new often, at little at a time: each look keeps the loop. And
+    threads that render metrics and what viewers see let the event loop's go on soon.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], WHOLE_COLLECTIONS)
+    gc.set_threshold(gc.get_threshold()[0], YOUNG_COLLECTIONS, WHOLE_COLLECTIONS)
     sys.setswitchinterval(SWITCH_S)
 
 
