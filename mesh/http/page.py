@@ -20,6 +20,13 @@ from mesh.domain.values import dataclass
 
 INDEX = "index.html"
 MAIN = "main.js"
+SOON = (
+    "<page/early.js>; rel=preload; as=script",
+    "<api/v1/session>; rel=preload; as=fetch; crossorigin",
+)
+"""The cell's state waits for both, who views and what asks for the state: they come first, and side
+by side.
+"""
 _IMPORTED = re.compile(rb'^import .* from "\./(.+)";$', re.MULTILINE)
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -54,9 +61,8 @@ class Page:
     def __init__(self, about: bytes, *, shown: bool) -> None:
         self._about = about
         self._files: Mapping[str, _File] = _read(files("mesh") / "page") if shown else {}
-        self._links = ", ".join(
-            f"<page/{name}>; rel=modulepreload; fetchpriority=low" for name in _first(self._files)
-        )
+        modules = (f"<page/{name}>; rel=modulepreload" for name in _first(self._files))
+        self._links = ", ".join((*SOON, *(f"{one}; fetchpriority=low" for one in modules)))
 
     async def root(self, request: Request) -> Response:
         if INDEX in self._files and "text/html" in request.headers.get("accept", ""):

@@ -6,6 +6,15 @@ import { clock } from "./words.js";
 const HEIGHT_PX = 130;
 const SYNC = "mesh";
 
+let coming = null;
+
+// uPlot comes with the first chart: what is drawn first need not wait for it.
+export const uPlotCame = () => coming ??= new Promise((resolve) => {
+  const script = Object.assign(document.createElement("script"), { src: "page/vendor/uplot.js", onload: resolve });
+  script.onerror = () => { coming = null; }; // the next chart asks again
+  document.head.append(script);
+});
+
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 4], [12, 4], [4, 2, 1, 2]]; // lines differ without colours, too
 
 // series: [{ label, column, digits, times }]; columns: samples by name. `least`: the axis goes up to
@@ -16,11 +25,15 @@ export class Chart extends Component {
     this.observer = new ResizeObserver(() => this.fit());
     this.observer.observe(this.place);
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.scheme.onchange = () => this.draw();
-    this.draw();
+    uPlotCame().then(() => {
+      if (this.gone) return;
+      this.scheme.onchange = () => this.draw();
+      this.draw();
+    });
   }
 
   componentWillUnmount() {
+    this.gone = true;
     this.observer.disconnect();
     this.scheme.onchange = null;
     this.plot?.destroy();

@@ -2,6 +2,7 @@
 
 import { html, render, Component } from "./vendor/preact-htm.js";
 import { Cell } from "./cell.js";
+import { uPlotCame } from "./chart.js";
 import { follow, live, onChange, silentS } from "./live.js";
 import { Fault, Notice, Text } from "./parts.js";
 import { address, route } from "./route.js";
@@ -104,5 +105,8 @@ place.replaceChildren();
 render(html`<${Page} />`, place);
 const stop = onChange(() => {
   stop();
-  setTimeout(() => Object.keys(LATER).forEach((name) => bring(name).catch(() => {})), LATER_MS);
+  setTimeout(() => {
+    uPlotCame();
+    Object.keys(LATER).forEach((name) => bring(name).catch(() => {}));
+  }, LATER_MS);
 });
