@@ -19,9 +19,8 @@ from mesh.domain.errors import Unavailable
 from mesh.domain.recent import CellSample
 from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
-from mesh.http.refusals import encoded
 from mesh.report.cell_state import CellPicture, State, cell_state, change
-from mesh.report.plain import plain_fields, plain_json
+from mesh.report.plain import members, plain_json
 from mesh.wire.mailbox import Mailbox
 
 TICK_S = 1.0
@@ -259,10 +258,8 @@ class Feed:
 
     def _keep(self, event: CellEvent) -> None:
         at_s = round(self._unix_s() - event.age_s, 3)
-        block = b"event: line\ndata: %b\n\n" % encoded(
-            {"time_unix_s": at_s, **plain_fields(event.line)}
-        )
-        self._lines.append((event.line, block))
+        told = plain_json({"time_unix_s": at_s, **members(event.line)})
+        self._lines.append((event.line, b"event: line\ndata: %b\n\n" % told))
 
     def _tell(self, audience: _Audience, block: bytes, before: bytes = b"") -> None:
         self._number += 1
@@ -309,7 +306,7 @@ def _pieces(value: object, depth: int) -> Iterator[bytes]:
         return
     mark = b"{"
     for name, inner in value.items():
-        yield mark + encoded(name) + b":"
+        yield mark + plain_json(name) + b":"
         yield from _pieces(inner, depth - 1)
         mark = b","
     yield b"}"

@@ -6,6 +6,7 @@ import { clock } from "./words.js";
 const HEIGHT_PX = 130;
 const SYNC = "mesh";
 
+const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((times) => times * 10 ** n)); // between marks of counts
 let coming = null;
 
 // uPlot comes with the first chart: what is drawn first need not wait for it.
@@ -65,7 +66,7 @@ export class Chart extends Component {
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC }, drag: { setScale: false } },
       scales: { y: { range: (_, least, most) => [this.props.low ? Math.min(least ?? 0, 0) : 0, Math.max(most ?? 0, this.props.least ?? 1)] } },
-      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: 50 }],
+      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: 50, ...(this.props.series.every((one) => !one.digits) && { incrs: WHOLE }) }],
       series: [
         { value: (_, time) => (time ? clock(time) : "–") },
         ...this.props.series.map((one, n) => ({

@@ -204,6 +204,7 @@ def watched(browser: Any, url: str, heading: str = "Cell", **how: Any) -> Iterat
     page.on("request", lambda request: asked.append(request.url))
     page.goto(url)
     page.get_by_role("heading", name=heading).wait_for()
+    assert sum(one.endswith("/api/v1/session") for one in asked) == 1, "what was preloaded is taken"
     with closing(context):
         yield page
         here = urlsplit(url).netloc
