@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
+from math import inf
 from typing import Protocol
 
 from mesh.controller.lookup import seen_by
@@ -41,6 +42,8 @@ lost last.
 """
 LOOK_S = 0.001
 """For so long the cell is looked at in one go; then it decides what has come meanwhile."""
+GAUGES_S = 2.5
+"""For so long the gauges of a picture are a sample's: pictures may come a little more seldom."""
 GAUGE_SAMPLES = 15
 """While nobody views, a picture of the whole cell is taken once in so many samples."""
 
@@ -83,12 +86,12 @@ class Viewed:
         self._started_s = clock.now_s()
         self._seen: dict[NodeId, tuple[float, NodeSnapshot]] = {}
         """The nodes of the last pictures, and when each was in one last."""
-        self._gauges: CellGauges | None = None
-        """The gauges of the picture that was taken since the last sample, if any."""
+        self._gauges = -inf, CellGauges()
+        """When the last picture was taken, and its gauges."""
 
     async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         snapshot = with_failed(await self._looked(), self._failure)
-        self._gauges = gauges(snapshot.nodes)
+        self._gauges = self._clock.now_s(), gauges(snapshot.nodes)
         self._see(snapshot.nodes)
         pictures = []
         for asks in callers:
@@ -160,12 +163,11 @@ class Viewed:
         for number in count():
             running, queued = self._cell.load()
             now_s, unix_s = self._clock.now_s(), round(time.time(), 3)
-            seen, self._gauges = self._gauges, None
-            if seen is None and number % GAUGE_SAMPLES == 0:
-                seen = gauges((await self._looked()).nodes)
-            self._recent.sample(
-                now_s, unix_s, running=running, queued=queued, gauges=seen or CellGauges()
-            )
+            at_s, seen = self._gauges
+            if now_s - at_s > GAUGES_S:
+                looks = number % GAUGE_SAMPLES == 0
+                seen = gauges((await self._looked()).nodes) if looks else CellGauges()
+            self._recent.sample(now_s, unix_s, running=running, queued=queued, gauges=seen)
             await asyncio.sleep(SAMPLE_S)
 
     async def _picture(self, asks: Caller, snapshot: CellSnapshot) -> CellPicture:

@@ -66,7 +66,7 @@ export class Chart extends Component {
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC }, drag: { setScale: false } },
       scales: { y: { range: (_, least, most) => [this.props.low ? Math.min(least ?? 0, 0) : 0, Math.max(most ?? 0, this.props.least ?? 1)] } },
-      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: 50, ...(this.props.series.every((one) => !one.digits) && { incrs: WHOLE }) }],
+      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: (_, marks) => 14 + 7 * Math.max(5, ...(marks ?? []).map((mark) => mark.length)), ...(this.props.series.every((one) => !one.digits) && { incrs: WHOLE }) }],
       series: [
         { value: (_, time) => (time ? clock(time) : "–") },
         ...this.props.series.map((one, n) => ({

@@ -16,7 +16,7 @@ from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
 from mesh.controller.recent import Recent
 from mesh.controller.replaying import Replaying
-from mesh.controller.viewed import Viewed
+from mesh.controller.viewed import Viewed, ViewedCell
 from mesh.domain.access import Caller, Role, TenantLimits, TenantName
 from mesh.domain.actions import ReplyProgress
 from mesh.domain.deployment import DeploymentSpec
@@ -193,20 +193,24 @@ async def test_an_error_that_nobody_foresaw_is_told_by_name_and_ends_nothing() -
     assert (told["name"], told["error"]["message"]) == ("chat", "an internal error")
 
 
+def viewed_of(cell: ViewedCell, clock: HeapClock, recent: Recent | None = None) -> Viewed:
+    return Viewed(
+        cell=cell,
+        starting=tuple,
+        failure=lambda _: "",
+        recent=recent or Recent(),
+        log=cast(Any, None),
+        clock=clock,
+        state_path="",
+    )
+
+
 def test_the_nodes_that_are_shown_as_lost_are_those_lost_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(viewed, "LOST_MAX", 1)
     clock = HeapClock()
-    seen = Viewed(
-        cell=cast(Any, None),
-        starting=tuple,
-        failure=lambda _: "",
-        recent=Recent(),
-        log=cast(Any, None),
-        clock=clock,
-        state_path="",
-    )
+    seen = viewed_of(cast(Any, None), clock)
     late, early, drained = (replace(NODE, node_id=NodeId(n)) for n in ("late", "early", "drained"))
     drained = replace(drained, state=NodeState.DRAINING)
     for nodes in ([late, early], [late, drained], []):
@@ -219,21 +223,12 @@ async def test_a_large_cell_is_looked_at_while_it_decides(monkeypatch: pytest.Mo
     """A node is lost and a deployment goes amid the look."""
     monkeypatch.setattr(viewed, "LOOK_S", 0.0)
     cell = CellUnderTest(*(deployment(f"chat-{n}") for n in range(10)))
-    link, _ = cell.join(hello("n1"))
-    cell.join(hello("n2"))
-    seen = Viewed(
-        cell=cell.core,
-        starting=tuple,
-        failure=lambda _: "",
-        recent=Recent(),
-        log=cast(Any, None),
-        clock=HeapClock(),
-        state_path="",
-    )
+    cell.join(hello("n1"))
+    link, _ = cell.join(hello("n2"))
+    seen = viewed_of(cell.core, HeapClock())
     (before,) = await seen.pictures([Caller()])
     looking = asyncio.create_task(seen.pictures([Caller()]))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert not looking.done()
     deleted = DeleteRequested(operation_id=OperationId("o1"), name=DeploymentName("chat-9"))
     cell.tell(deleted)
@@ -241,7 +236,25 @@ async def test_a_large_cell_is_looked_at_while_it_decides(monkeypatch: pytest.Mo
     cell.tell(NodeDisconnected(link_id=link, reason="gone"))
     (after,) = await looking
     assert [len(one.deployments) for one in (before, after)] == [10, 9]
-    assert [one.state for one in after.nodes] == [NodeState.LOST, NodeState.READY]
+    assert [one.state for one in after.nodes] == [NodeState.READY, NodeState.LOST]
+
+
+async def test_a_second_without_a_picture_has_the_gauges_of_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(viewed, "SAMPLE_S", 0.0)
+    cell, clock, recent = CellUnderTest(deployment("chat")), HeapClock(), Recent()
+    cell.join(hello("n1"))
+    seen = viewed_of(cell.core, clock, recent)
+    await seen.pictures([Caller()])
+    sampling = asyncio.create_task(seen.sampling())
+    ready = []
+    for _ in range(3):
+        clock.advance(1.0)
+        await asyncio.sleep(0)
+        ready.append(recent.samples[-1].nodes_ready)
+    sampling.cancel()
+    assert ready == [1, 1, None]
 
 
 async def submitted(within: Within, node: FakeNode, count: int) -> list[RequestOrder]:
