@@ -39,10 +39,10 @@ _VERBOSE = Option(flag="--verbose", kind=bool, help="Log at level DEBUG.")
 
 SWITCH_S = 0.0005
 """How long a thread may keep the event loop's from going on."""
-YOUNG_COLLECTIONS, WHOLE_COLLECTIONS = 1, 2_500
-"""By so many more collections new objects are looked at once again, some 1,400 of them, and by so
-many of those all objects.
-"""
+YOUNG_COLLECTIONS = 1
+"""What is left of new objects is looked at again after more than so many collections of 700."""
+WHOLE_COLLECTIONS = 2_500
+"""One in so many of those is of all objects."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,8 +111,8 @@ def exit_code(run: Callable[[], None], what: str) -> int:
 
 def settle(address: str, http: str | None) -> None:
     """What start-up has made stays: the collector need not look at it again and again, which it
-    does beside the tokens (a tenth of the controller's time under load). It looks at all that is
-    left seldom, and at what is new often, at little at a time: each look keeps the loop. And
+    does beside the tokens (a tenth of the controller's time under load). Since each look of the
+    collector keeps the loop, it looks at all objects seldom, and at few new ones at a time. And
     threads that render metrics and what viewers see let the event loop's go on soon.
     """
     gc.collect()

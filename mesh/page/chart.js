@@ -6,7 +6,8 @@ import { clock } from "./words.js";
 const HEIGHT_PX = 130;
 const SYNC = "mesh";
 
-const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((times) => times * 10 ** n)); // between marks of counts
+const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((times) => times * 10 ** n)); // between the marks of counts
+
 let coming = null;
 
 // uPlot comes with the first chart: what is drawn first need not wait for it.
@@ -60,13 +61,15 @@ export class Chart extends Component {
     const style = getComputedStyle(this.place);
     const colour = (name) => style.getPropertyValue(name).trim();
     const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    const y = { ...axis, size: (_, marks) => 14 + 7 * Math.max(5, ...(marks ?? []).map((mark) => mark.length)) };
+    if (this.props.series.every((one) => !one.digits)) y.incrs = WHOLE;
     this.plot?.destroy();
     this.plot = new window.uPlot({
       width: this.place.clientWidth,
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC }, drag: { setScale: false } },
       scales: { y: { range: (_, least, most) => [this.props.low ? Math.min(least ?? 0, 0) : 0, Math.max(most ?? 0, this.props.least ?? 1)] } },
-      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: (_, marks) => 14 + 7 * Math.max(5, ...(marks ?? []).map((mark) => mark.length)), ...(this.props.series.every((one) => !one.digits) && { incrs: WHOLE }) }],
+      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, y],
       series: [
         { value: (_, time) => (time ? clock(time) : "–") },
         ...this.props.series.map((one, n) => ({
