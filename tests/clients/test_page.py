@@ -386,7 +386,7 @@ def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: C
 
 
 def test_a_deployment_is_copied_asked_about_deployed_replayed_and_saved(
-    page: Any, cell: Cell
+    page: Any, cell: Cell, pictures: Path
 ) -> None:
     show(page, "#/deployments/chat")
     page.locator("svg.times polyline").first.wait_for()
@@ -397,6 +397,7 @@ def test_a_deployment_is_copied_asked_about_deployed_replayed_and_saved(
     told = page.get_by_role("region", name="Prospects of chat-copy")
     told.get_by_text(re.compile("fits (now|once idle instances go)")).wait_for()
     told.get_by_text("kept", exact=True).wait_for()
+    looked_at(page, "prospect", pictures)
     page.get_by_role("button", name="deploy", exact=True).click()
     became = page.get_by_role("region", name="What became of chat-copy")
     became.get_by_role("link", name="chat-copy").click()
@@ -666,7 +667,7 @@ def send(page: Any, prompt: str) -> None:
     page.get_by_role("button", name="send").click()
 
 
-def test_what_is_asked_and_answered_is_shown_as_text(page: Any, cell: Cell) -> None:
+def test_what_is_asked_and_answered_is_shown_as_text(page: Any, cell: Cell, pictures: Path) -> None:
     """An answer that a schema makes hold markup; and a conversation as the tab keeps it."""
     show(page, "#/try?a=chat")
     page.get_by_text("System prompt, sampling").click()
@@ -679,6 +680,7 @@ def test_what_is_asked_and_answered_is_shown_as_text(page: Any, cell: Cell) -> N
     for form in ("curl", "Python", "mesh invoke"):
         page.get_by_role("button", name=form, exact=True).click()
         page.locator("pre.code", has_text="chat").wait_for()
+    looked_at(page, "as-code", pictures)
     hostile = f"{MARKUP}\ud800\n" + LONG * "x"
     call = {"name": MARKUP, "arguments": hostile}
     said = {"text": hostile, "thought": MARKUP, "calls": [call], "finish": MARKUP}
