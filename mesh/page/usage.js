@@ -42,5 +42,5 @@ const COUNTS = [
   { title: "prompt tokens", number: true, cell: (u) => count(u.prompt_tokens) },
   { title: "output tokens", number: true, cell: (u) => count(u.output_tokens) },
   { title: "refused", number: true, cell: (u) => count(u.refused) },
-  { title: "energy (J)", number: true, cell: (u) => (u.energy_j === null ? "" : count(Math.round(u.energy_j))) },
+  { title: "energy (J)", number: true, cell: (u) => count(u.energy_j && Math.round(u.energy_j)) },
 ];

@@ -951,6 +951,7 @@ def test_tenants_do_not_see_each_other_and_an_operator_sees_a_killed_node(
             sign_in(page, admin)
             show(page, "#/usage?by=tenant")
             page.get_by_role("region", name="Usage").get_by_text("acme").wait_for()
+            assert "" not in page.locator("td").all_inner_texts(), "what is not known is a dash"
             show(page, "#/cell")
             page.locator(".card .is-ready").first.wait_for()
             os.killpg(cell.children[1].process.pid, signal.SIGKILL)
