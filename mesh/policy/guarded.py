@@ -65,7 +65,7 @@ class Guarded:
         self.promises, self.goes_on = policy.promises, policy.goes_on
         self.upkeep_s = max(policy.upkeep_s, WAIT_S_LEAST)
         self._faults: list[NotePolicyFault] = []
-        self._sizes: dict[tuple[int, int, int], KvSize] = {}
+        self._sizes: dict[tuple[int, int, int, bool], KvSize] = {}
 
     def fault(self, kind: PolicyFaultKind, call: str, message: str) -> None:
         """Note one; beyond so many of an event none is."""
@@ -155,11 +155,17 @@ class Guarded:
     def prefetch(self, cell: AheadView) -> Iterator[Plan]:
         return self._bounded("prefetch", lambda: self._policy.prefetch(cell), cell)
 
-    def kv_of(self, required_blocks: int, block_tokens: int, context_tokens: int) -> KvSize:
+    def kv_of(
+        self,
+        required_blocks: int,
+        block_tokens: int,
+        context_tokens: int,
+        swaps: bool = False,
+    ) -> KvSize:
         """`kv` of an instance that is there. Asked for at every candidate: what was said is kept,
         for a policy says the same of the same demand.
         """
-        key = required_blocks, block_tokens, context_tokens
+        key = required_blocks, block_tokens, context_tokens, swaps
         known = self._sizes.get(key)
         if known is None:
             if len(self._sizes) >= SIZES_MAX:
@@ -170,6 +176,7 @@ class Guarded:
                 context_tokens=context_tokens,
                 tokens_least=self._limits.kv_tokens_least,
                 watermark_share=self._limits.kv_watermark_share,
+                swaps=swaps,
             )
             known = self._sizes[key] = self.kv(demand)
         return known

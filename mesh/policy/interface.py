@@ -58,6 +58,8 @@ class KvDemand:
     """
     watermark_share: float
     """The share that a cache gets over what is required, by the cell's settings."""
+    swaps: bool = False
+    """Its node swaps weights, for which it has what KV caches leave."""
     start: StartDemand | None = None
     """The instance that is about to start; `None` when the instance is there already."""
 

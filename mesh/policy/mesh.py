@@ -48,7 +48,9 @@ class Mesh(LlmMesh):
     served_share_least: float = 0.4
     """A deployment of which a smaller share is served starts before all others that have more."""
     kv_watermark_share: float = 0.08
-    """A KV cache has so much more than its requests need, if the cell's watermark is not lower."""
+    """A KV cache of a node that swaps has so much more than its requests need, if the cell's
+    watermark is not lower.
+    """
 
     # Shadow validation rolls swaps forward as far as all weights could come once more. That nobody
     # falls behind later, and that prompts to come find time, is up to the share.
@@ -62,10 +64,12 @@ class Mesh(LlmMesh):
             return Verdict.TPOT_EXCEEDED
         return tests.shadow(plan)
 
-    # KV caches have little to spare, since they grow without a copy: what they leave of a node that
-    # swaps holds weights, which need not come when a request does.
+    # KV caches have little to spare on a node that swaps, where they grow without a copy: what they
+    # leave of it holds weights, which need not come when a request does.
 
     def kv(self, demand: KvDemand) -> KvSize:
+        if not demand.swaps:
+            return super().kv(demand)
         share = min(self.kv_watermark_share, demand.watermark_share)
         return by_demand(demand, watermark_share=share)
 

@@ -123,9 +123,12 @@ def test_who_is_hardly_served_starts_before_who_is_called_more() -> None:
     assert cell.started() == ["a"]
 
 
-@pytest.mark.parametrize(("watermark_share", "blocks"), [(0.25, 108), (0.05, 105)])
-def test_a_cache_has_little_to_spare_and_no_more_than_the_cell_wants(
-    watermark_share: float, blocks: int
+@pytest.mark.parametrize(
+    ("swaps", "watermark_share", "blocks"),
+    [(True, 0.25, 108), (True, 0.05, 105), (False, 0.25, 125)],
+)
+def test_a_cache_has_little_to_spare_where_weights_are_swapped_and_no_more_than_the_cell_wants(
+    swaps: bool, watermark_share: float, blocks: int
 ) -> None:
     demand = KvDemand(
         required_blocks=100,
@@ -133,5 +136,6 @@ def test_a_cache_has_little_to_spare_and_no_more_than_the_cell_wants(
         context_tokens=4096,
         tokens_least=1024,
         watermark_share=watermark_share,
+        swaps=swaps,
     )
     assert MESH.kv(demand).wanted_blocks == blocks

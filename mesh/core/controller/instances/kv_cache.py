@@ -118,6 +118,7 @@ def start_size(
         context_tokens=context,
         tokens_least=ctx.limits.kv_tokens_least,
         watermark_share=ctx.limits.kv_watermark_share,
+        swaps=node is not None and node.swaps,
         start=start,
     )
     return ctx.policy.kv(demand)
@@ -190,7 +191,8 @@ def _others_blocks(instance: InstanceEntry, request: RequestEntry | None = None)
 
 
 def _size(ctx: EventContext, instance: InstanceEntry, blocks: int) -> KvSize:
-    return ctx.policy.kv_of(blocks, instance.footprint.block_tokens, instance.context_tokens_max)
+    block_tokens, context_tokens = instance.footprint.block_tokens, instance.context_tokens_max
+    return ctx.policy.kv_of(blocks, block_tokens, context_tokens, instance.node.swaps)
 
 
 def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> Room | None:
