@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
+from functools import partial
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
@@ -106,7 +107,7 @@ class FaultyEngine(CostEngine):
             engine_faults.loads_failing -= 1
             self._spend(self._costs.load_s)
             raise EngineError(f"instance {order.instance_id} does not load: the node is in trouble")
-        with self._beside_leaving():
+        with self._noting_overbooked():
             return super().load(order, progress)
 
     def swap(self, instance_id: InstanceId, share: float) -> None:
@@ -115,23 +116,20 @@ class FaultyEngine(CostEngine):
             engine_faults.loads_failing -= 1
             raise EngineError(f"instance {instance_id} is not swapped: the node is in trouble")
         seconds, before_bytes = self._swap_s(instance_id, share), self.held_bytes()
-        with self._beside_leaving():
+        with self._noting_overbooked():
             super().swap(instance_id, share)
         self._leave(before_bytes - self.held_bytes(), seconds)
 
     @contextmanager
-    def _beside_leaving(self) -> Iterator[None]:
-        """What is leaving takes memory beside what comes: cached blocks go for it. Memory that is
-        missing all the same was promised twice.
+    def _noting_overbooked(self) -> Iterator[None]:
+        """Memory that is missing, though cached blocks have gone for what comes and for what is
+        leaving, was promised twice.
         """
-        self._budget.begin_load(_LEAVING, self._leaving_bytes)
         try:
             yield
         except OutOfMemory as error:
             self._engine_faults.overbooked.append(error.message)
             raise
-        finally:
-            self._budget.end_load(_LEAVING)
 
     def unload(self, instance_id: InstanceId) -> None:
         instance = self._instances.get(instance_id)
@@ -175,11 +173,8 @@ class FaultyEngine(CostEngine):
             engine_faults.resizes_failing -= 1
             raise OutOfMemory(f"instance {instance_id} is not resized: the node is in trouble")
         before_bytes = self.held_bytes()
-        try:
+        with self._noting_overbooked():
             resized = super().resize_kv(instance_id, kv_blocks)
-        except OutOfMemory as error:
-            engine_faults.overbooked.append(error.message)
-            raise
         self._leave(before_bytes - self.held_bytes(), resized.elapsed_s)
         return resized
 
@@ -213,9 +208,11 @@ class FaultyEngine(CostEngine):
         """
         if given_bytes <= 0 or elapsed_s <= 0.0:
             return
-        self._leaving_bytes += given_bytes
+        self._note_leaving(given_bytes)
+        at_s = self._clock.now_s() + elapsed_s
+        self._clock.call_at(at_s, partial(self._note_leaving, -given_bytes))
 
-        def end() -> None:
-            self._leaving_bytes -= given_bytes
-
-        self._clock.call_at(self._clock.now_s() + elapsed_s, end)
+    def _note_leaving(self, more_bytes: int) -> None:
+        """Cached blocks do not take what is leaving."""
+        self._leaving_bytes += more_bytes
+        self._budget.begin_load(_LEAVING, self._leaving_bytes)

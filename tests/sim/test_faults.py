@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.actions import DeliverTokens
+from mesh.domain.actions import DeliverTokens, SendCommand
 from mesh.domain.errors import InvalidInput
 from mesh.domain.events import InvokeRequested, NodeReported
 from mesh.domain.ids import NodeId
-from mesh.domain.messages import InstanceLoaded
+from mesh.domain.messages import Heartbeat, InstanceLoaded, OfferKv
 from mesh.domain.steps import LoadTier
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
@@ -82,6 +82,7 @@ WORKLOADS = Path(__file__).parents[2] / "workloads"
 SCENARIO = WORKLOADS / "faults.toml"
 TALKING = WORKLOADS / "fault_conversations.toml"
 SHARING = WORKLOADS / "fault_sharing.toml"
+SWAPPING = WORKLOADS / "fault_swaps.toml"
 
 
 class Journalled:
@@ -128,6 +129,36 @@ def test_weights_that_instances_share_are_promised_once_whatever_fails() -> None
         assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
         shared += loads.count
     assert shared > 5 * max(SEEDS // 4, 1)
+
+
+@pytest.mark.timeout(3600)
+def test_weights_swap_and_kv_blocks_move_whatever_fails() -> None:
+    read, swaps = read_scenario(SWAPPING), Swaps()
+    for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
+        scenario = replace(read, seed=seed)
+        made = plan(scenario)
+        run = FaultyRun(made, faults(scenario, made), check=True, started=partial(_with, swaps))
+        try:
+            outcomes = run.run(arrivals(scenario))
+        except Exception as error:
+            error.add_note(f"mesh sim workloads/fault_swaps.toml --check --seed {seed}")
+            raise
+        assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
+    assert swaps.out > 5 * max(SEEDS // 4, 1), "heartbeats with requests whose weights are out"
+    assert swaps.offered > max(SEEDS // 4, 1), "requests whose KV blocks were sent"
+
+
+class Swaps:
+    """What was seen of swaps, and of KV blocks that went from node to node."""
+
+    def __init__(self) -> None:
+        self.out = self.offered = 0
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, NodeReported) and isinstance(event.report, Heartbeat):
+            self.out += any(i.out and i.batch for i in event.report.instances)
+        sent = (action.command for action in actions if isinstance(action, SendCommand))
+        self.offered += sum(isinstance(command, OfferKv) for command in sent)
 
 
 class SharedLoads:
