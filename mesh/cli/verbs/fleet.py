@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from mesh_fleet.keeper import AgentSeen
     from mesh_fleet.supplier import FleetSeen
 
-UP_S_MAX = 60.0
+UP_S_MAX, PLACES_S_MAX = 60.0, 8.0
+"""How long all agents are waited for, and how long machines are of which Ray has too few."""
 STEADY_S = 3.0
 """An agent that has lived for so long has good options."""
 POLL_S = 0.5
@@ -126,8 +127,11 @@ def up(
     )
     with connected(address):
         install(spec)
-        until_s = time.monotonic() + UP_S_MAX
-        while not _settled(found := seen(device)) and time.monotonic() < until_s:
+        began_s = time.monotonic()
+        while not _settled(found := seen(device)):
+            lacks = found.looked and found.places < (found.wanted or 0)
+            if time.monotonic() - began_s >= (PLACES_S_MAX if lacks else UP_S_MAX):
+                break
             time.sleep(POLL_S)
         _show(found, Format.TABLE)
         if not _settled(found):
