@@ -18,10 +18,17 @@ ARGUMENTS = ("--join", "127.0.0.1:1", "--memory", "400MiB")
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Callable[..., Keeper]]:
     """Makes keepers of one device; its agent is gone when the test ends."""
-    yield lambda *arguments: Keeper(str(tmp_path), "cpu0", arguments or ARGUMENTS)
+    made: list[Keeper] = []
+
+    def make(*arguments: str) -> Keeper:
+        made.append(Keeper(str(tmp_path), "cpu0", arguments or ARGUMENTS))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.drain()
     process = AgentProcess(folder_of(str(tmp_path)), "cpu0")
-    if process.pid is not None:
-        os.kill(process.pid, signal.SIGKILL)
+    until(lambda: process.pid is None)
 
 
 def running(keeper: Keeper) -> int:
