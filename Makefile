@@ -161,7 +161,7 @@ test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL and standby
 # In namespaces of their own: Ray listens on all addresses, and its processes are found by their names.
 ALONE := unshare --map-root-user --net --uts --pid --fork --kill-child --mount-proc sh -c 'ip link set lo up && exec "$$@"' sh
 test-ray: .venv-ray/.installed ## nodes on machines of a real Ray: mesh fleet
-	$(call TESTED,$(ALONE) .venv-ray/bin/python -m pytest -rs tests/ray)
+	$(call TESTED,$(ALONE) .venv-ray/bin/python -m pytest -p no:unraisableexception -rs tests/ray)
 
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm
 

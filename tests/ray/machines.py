@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -26,18 +25,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, **SETTINGS, "PATH": f"{BIN}:{os.environ['PATH']}"}
 
 
-def started(host: str, *arguments: str, environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """`ray` with these arguments, on a machine of that name."""
-    command = ["ray", *arguments, "--node-ip-address", "127.0.0.1"]
-    return subprocess.Popen(
-        ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command],
-        env={**environment(), **environ},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-
-
 class RayMachines:
     """`folder` has a short path: Ray's sockets are below it."""
 
@@ -46,17 +33,16 @@ class RayMachines:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def start(self, *options: str, **environ: str) -> None:
+    def start(self) -> None:
         """The head, which has no device for mesh."""
         self._ray(
             *("start", "--head", "--port", str(PORT), "--num-cpus", "0"),
-            *("--temp-dir", str(self._folder / "ray"), "--include-dashboard=false", *options),
-            **environ,
+            *("--temp-dir", str(self._folder / "ray"), "--include-dashboard=false"),
         )
 
-    def join(self, name: str, devices: int = 1) -> None:
-        """A machine with so many devices."""
-        resources = json.dumps({"mesh_cpu": devices} if devices else {"other": 1})
+    def join(self, name: str) -> None:
+        """A machine with one device."""
+        resources = json.dumps({"mesh_cpu": 1})
         self._ray(
             *("start", "--address", self.address, "--num-cpus", "1", "--resources", resources),
             host=name,
@@ -91,11 +77,17 @@ class RayMachines:
                 found[name] = process.pid
         return found
 
-    def _ray(self, *arguments: str, host: str = "head", **environ: str) -> None:
-        given = {"MESH_HOME": str(self._folder / host), **environ}
-        process = started(host, *arguments, environ=given)
-        said, _ = process.communicate(timeout=START_S_MAX)
-        assert process.returncode == 0, said.decode()
+    def _ray(self, *arguments: str, host: str = "head") -> None:
+        command = ["ray", *arguments, "--node-ip-address", "127.0.0.1"]
+        done = subprocess.run(
+            ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command],
+            env={**environment(), "MESH_HOME": str(self._folder / host)},
+            capture_output=True,
+            text=True,
+            timeout=START_S_MAX,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def actors(self) -> list[psutil.Process]:
         """The processes of supplier and keepers."""
