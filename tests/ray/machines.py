@@ -2,9 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -51,7 +51,8 @@ class RayMachines:
     def kill(self) -> None:
         """All of Ray at once; what it has not started as its own lives on."""
         for process in self._of_ray():
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(self._of_ray(), timeout=10.0)
 
     def mesh(self, *arguments: str, s_max: float = START_S_MAX) -> subprocess.CompletedProcess[str]:
