@@ -70,7 +70,7 @@ class FleetSeen:
     looked: bool = False
     """Whether the supplier has looked at its machines since it began."""
     problem: str = ""
-    """Why the controller's number is not known."""
+    """Why the controller's number is not known, or the last look failed."""
 
 
 class Supplier:
