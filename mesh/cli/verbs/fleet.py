@@ -186,7 +186,7 @@ def _lacks(found: "FleetSeen", device: str) -> str:
     failures = [agent.failure for agent in found.agents if agent.failure]
     if failures:
         return f"an agent ended: {failures[0]}"
-    have = f"Ray has {found.places} devices that are free for it (resource mesh_{device})"
+    have = f"Ray has {found.places} devices for it (resource mesh_{device})"
     return f"{found.wanted} nodes are wanted; {have}"
 
 
