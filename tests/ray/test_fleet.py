@@ -162,7 +162,7 @@ def test_the_fleet_follows_what_the_controller_wants(machines: RayMachines, cell
         assert settled(cell, machines, NODES)
 
 
-def test_what_is_wrong_is_said_within_ten_seconds(machines: RayMachines, cell: LiveCell) -> None:
+def test_what_is_wrong_is_said(machines: RayMachines, cell: LiveCell) -> None:
     join = ("--join", cell.address)
     began_s = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent:
