@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import platformdirs
+from mesh.runtime.options import HOME
 
 START_S_MAX = 30.0
 LOG_BYTES_MAX = 8 * 1024 * 1024
@@ -23,8 +23,8 @@ LOG_BYTES_MAX = 8 * 1024 * 1024
 
 def folder_of(home: str) -> Path:
     """Where this machine keeps the files of its agents."""
-    chosen = home or os.environ.get("MESH_HOME") or platformdirs.user_data_dir("mesh")
-    return Path(chosen).expanduser() / "fleet"
+    assert HOME.environ is not None
+    return Path(home or os.environ.get(HOME.environ) or str(HOME.default)).expanduser() / "fleet"
 
 
 class AgentProcess:
