@@ -99,51 +99,40 @@ def _with(recorder: Recorder, start: ControllerStart) -> tuple[Recorder, ...]:
     return (recorder,)
 
 
-@pytest.mark.timeout(3600)
-def test_conversations_find_in_caches_what_faults_leave_of_them() -> None:
-    read, found, computed = read_scenario(TALKING), 0, 0
+def run_each_seed(path: Path, watching: Recorder) -> None:
+    """A quarter of the seeds of a scenario, under all checks, all of them watched."""
+    read = read_scenario(path)
     for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
         scenario = replace(read, seed=seed)
         made = plan(scenario)
-        hits = Hits()
-        run = FaultyRun(made, faults(scenario, made), check=True, started=partial(_with, hits))
-        outcomes = run.run(arrivals(scenario))
+        started = partial(_with, watching)
+        run = FaultyRun(made, faults(scenario, made), check=True, started=started)
+        try:
+            outcomes = run.run(arrivals(scenario))
+        except Exception as error:
+            error.add_note(f"mesh sim workloads/{path.name} --check --seed {seed}")
+            raise
         assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
-        found, computed = found + hits.cached, computed + hits.prompts
-    assert 0.1 < found / computed < 1.0, "of prompt tokens"
+
+
+@pytest.mark.timeout(3600)
+def test_conversations_find_in_caches_what_faults_leave_of_them() -> None:
+    hits = Hits()
+    run_each_seed(TALKING, hits)
+    assert 0.1 < hits.cached / hits.prompts < 1.0, "of prompt tokens"
 
 
 @pytest.mark.timeout(3600)
 def test_weights_that_instances_share_are_promised_once_whatever_fails() -> None:
-    read, shared = read_scenario(SHARING), 0
-    for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
-        scenario = replace(read, seed=seed)
-        made = plan(scenario)
-        loads = SharedLoads()
-        run = FaultyRun(made, faults(scenario, made), check=True, started=partial(_with, loads))
-        try:
-            outcomes = run.run(arrivals(scenario))
-        except Exception as error:
-            error.add_note(f"mesh sim workloads/fault_sharing.toml --check --seed {seed}")
-            raise
-        assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
-        shared += loads.count
-    assert shared > 5 * max(SEEDS // 4, 1)
+    shared = SharedLoads()
+    run_each_seed(SHARING, shared)
+    assert shared.count > 5 * max(SEEDS // 4, 1)
 
 
 @pytest.mark.timeout(3600)
 def test_weights_swap_and_kv_blocks_move_whatever_fails() -> None:
-    read, swaps = read_scenario(SWAPPING), Swaps()
-    for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
-        scenario = replace(read, seed=seed)
-        made = plan(scenario)
-        run = FaultyRun(made, faults(scenario, made), check=True, started=partial(_with, swaps))
-        try:
-            outcomes = run.run(arrivals(scenario))
-        except Exception as error:
-            error.add_note(f"mesh sim workloads/fault_swaps.toml --check --seed {seed}")
-            raise
-        assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
+    swaps = Swaps()
+    run_each_seed(SWAPPING, swaps)
     assert swaps.out > 5 * max(SEEDS // 4, 1), "heartbeats with requests whose weights are out"
     assert swaps.offered > max(SEEDS // 4, 1), "requests whose KV blocks were sent"
 
