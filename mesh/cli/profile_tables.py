@@ -3,9 +3,11 @@
 Pure: profiles in, text out; `output` aligns and prints it, `profile_plot` draws the same grids.
 """
 
+from collections.abc import Sequence
+
 from mesh.cli.output import Column, number
 from mesh.cli.tables import milliseconds
-from mesh.domain.profile import Grid, Profile
+from mesh.domain.profile import Grid, OperatorTimes, Profile
 from mesh.domain.reasons import ProfileSource
 from mesh.domain.views import ProfileView
 
@@ -77,9 +79,18 @@ def _table(rows: str, name: str, grid: Grid) -> tuple[list[Column[Times]], list[
 
 def operators(profile: Profile) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
     """Title, headings and rows: milliseconds of each operator in prompts without a past, and in
-    decodes at the least context and the largest.
+    decodes at the least context and the largest; and the same with some of the cores.
     """
-    counted = profile.operators
+    tables = _of_operators(profile.operators, "by operator")
+    for of in profile.by_cores:
+        cores = "1 core" if of.cores == 1 else f"{of.cores} cores"
+        tables += _of_operators(of.operators, f"by operator, {cores}")
+    return tables
+
+
+def _of_operators(
+    counted: Sequence[OperatorTimes], by: str
+) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
     if not counted:
         return []
     prefill, decode = counted[0].prefill, counted[0].decode
@@ -88,12 +99,12 @@ def operators(profile: Profile) -> list[tuple[str, list[str], list[tuple[str, ..
     batches = [(n, context) for context in ends for n in decode.rows]
     return [
         (
-            "prefill_ms by operator",
+            f"prefill_ms {by}",
             ["OPERATOR", *(f"TOKENS_{n}" for n, _ in tokens)],
             [(o.name, *(milliseconds(o.prefill.at(*at)) for at in tokens)) for o in counted],
         ),
         (
-            "decode_ms by operator",
+            f"decode_ms {by}",
             ["OPERATOR", *(f"BATCH_{n}_AT_{context}" for n, context in batches)],
             [(o.name, *(milliseconds(o.decode.at(*at)) for at in batches)) for o in counted],
         ),

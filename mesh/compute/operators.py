@@ -8,6 +8,7 @@ tell of one iteration is the less exact the more an engine has counted before. B
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
+from statistics import fmean
 
 from mesh.compute.shapes import BLOCK_TOKENS, STEP_ROWS, Axes
 from mesh.compute.tables import table
@@ -45,10 +46,18 @@ class _Point:
         enough = taken_s >= ENOUGH_S or repeats >= REPEATS_MAX
         return not (self.skipped or (repeats >= REPEATS_MIN and enough))
 
+    def calm(self) -> list[tuple[float, dict[str, float]]]:
+        """Its undisturbed iterations."""
+        least_s = min(elapsed_s for elapsed_s, _ in self.counted)
+        return [each for each in self.counted if each[0] <= least_s * (1.0 + DISTURBED)]
+
+    def elapsed_s(self) -> float:
+        """Seconds of these, in the mean."""
+        return fmean(elapsed_s for elapsed_s, _ in self.calm())
+
     def share(self, name: str) -> float:
         """The share of an operator, or of REST, in its undisturbed iterations."""
-        least_s = min(elapsed_s for elapsed_s, _ in self.counted)
-        calm = [each for each in self.counted if each[0] <= least_s * (1.0 + DISTURBED)]
+        calm = self.calm()
         whole_s = sum(elapsed_s for elapsed_s, _ in calm)
         if name == REST:
             return 1.0 - sum(sum(by.values()) for _, by in calm) / whole_s
@@ -58,9 +67,10 @@ class _Point:
 class OperatorSurvey:
     """Asks for shape after shape of an instance with these bounds, as `Survey` does, but for each
     until it has been counted often enough. `expected_s` says which take longer than others.
+    `cores`: so many of the node's count it; `None` stands for all.
     """
 
-    __slots__ = ("_axes", "_decode", "_last", "_order", "_prefill", "begun")
+    __slots__ = ("_axes", "_decode", "_last", "_order", "_prefill", "begun", "cores")
 
     def __init__(
         self,
@@ -70,7 +80,9 @@ class OperatorSurvey:
         kv_tokens: int,
         prefill_tokens_max: int,
         expected_s: Callable[[IterationShape], float],
+        cores: int | None = None,
     ) -> None:
+        self.cores = cores
         reach = min(context_tokens_max, kv_tokens)
         rows = _up_to(PREFILL_TOKENS, min(prefill_tokens_max, reach))
         self._axes = axes = Axes(
@@ -117,27 +129,36 @@ class OperatorSurvey:
         """The share of the shapes that are done, 0 to 1."""
         return sum(not point.wanted for point in self._order) / len(self._order)
 
+    def grids(self) -> tuple[Grid, Grid]:
+        """Prefill and decode as the counted iterations took, for cores that no profile is of.
+        EngineError when either was not counted.
+        """
+        axes = self._axes
+        return (
+            _grid(axes.prefill_rows, axes.prefill_columns, self._prefill, _Point.elapsed_s),
+            _grid(axes.decode_rows, axes.decode_columns, self._decode, _Point.elapsed_s),
+        )
+
     def operators(self, prefill: Grid, decode: Grid) -> tuple[OperatorTimes, ...]:
         """Each operator that took any time, and REST: what its share in the counted iterations
         makes of whole iterations, of which these are the profile's grids. EngineError when prefill,
         or decode, was not counted.
         """
         axes, found = self._axes, []
+
+        def whole_s(of: _Point) -> float:
+            s = of.shape
+            if s.decode_batch:
+                return decode.at(s.decode_batch, s.decode_context_tokens)
+            return prefill.at(s.prefill_tokens, s.prefill_past_tokens)
+
         for name in (*Role, REST):
-            rows = _grid(
-                axes.prefill_rows,
-                axes.prefill_columns,
-                self._prefill,
-                lambda s: prefill.at(s.prefill_tokens, s.prefill_past_tokens),
-                name,
-            )
-            batches = _grid(
-                axes.decode_rows,
-                axes.decode_columns,
-                self._decode,
-                lambda s: decode.at(s.decode_batch, s.decode_context_tokens),
-                name,
-            )
+
+            def taken_s(of: _Point, name: str = name) -> float:
+                return max(of.share(name) * whole_s(of), LEAST_S)
+
+            rows = _grid(axes.prefill_rows, axes.prefill_columns, self._prefill, taken_s)
+            batches = _grid(axes.decode_rows, axes.decode_columns, self._decode, taken_s)
             if max(rows.seconds[-1][-1], batches.seconds[-1][-1]) > LEAST_S:
                 found.append(OperatorTimes(name=name, prefill=rows, decode=batches))
         return tuple(found)
@@ -166,17 +187,12 @@ def _grid(
     rows: tuple[int, ...],
     columns: tuple[int, ...],
     points: Iterable[_Point],
-    whole_s: Callable[[IterationShape], float],
-    name: str,
+    taken_s: Callable[[_Point], float],
 ) -> Grid:
     """Cells as they were counted, so that all operators add up to the whole; they are smoothed only
     where some have to be filled in. Raises EngineError.
     """
-    cells = {
-        (point.row, point.column): max(point.share(name) * whole_s(point.shape), LEAST_S)
-        for point in points
-        if point.counted
-    }
+    cells = {(point.row, point.column): taken_s(point) for point in points if point.counted}
     counted = [[cells.get((i, j)) for j in range(len(columns))] for i in range(len(rows))]
     if len(cells) == len(rows) * len(columns):
         seconds = tuple(tuple(cells[i, j] for j in range(len(columns))) for i in range(len(rows)))

@@ -44,8 +44,9 @@ def best_profile(known: Iterable[Profile], target: Target) -> Profile:
     """The target's own measured profile; else that of a model of its shape on its device, the best
     known one; else the nearest in parameters among those measured on its device, scaled, of which
     those go first whose operators were counted in its precision; else the nearest among all of its
-    kind of device and the built-in references, in cores first and in parameters then, scaled. Ties
-    go to what was measured in this cell, then to the lesser ids.
+    kind of device and the built-in references, in cores first and in parameters then, scaled; one
+    that was counted with fewer cores than its node has counts with these, too. Ties go to what was
+    measured in this cell, then to the lesser ids.
     """
     measured = sorted(
         (profile for profile in known if profile.measured),
@@ -67,12 +68,21 @@ def best_profile(known: Iterable[Profile], target: Target) -> Profile:
             return replace(estimate, source=ProfileSource.OPERATORS)
     if here:
         return scaled(min(here, key=lambda profile: _parameters_apart(profile, target)), target)
-    kind = [profile for profile in (*measured, *REFERENCES) if profile.device is target.device]
+    counted_so = [each for profile in measured for each in _with_fewer_cores(profile)]
+    every = (*measured, *counted_so, *REFERENCES)
+    kind = [profile for profile in every if profile.device is target.device]
     nearest = min(
         kind,
         key=lambda profile: (_cores_apart(profile, target), _parameters_apart(profile, target)),
     )
     return scaled(nearest, target)
+
+
+def _with_fewer_cores(profile: Profile) -> Iterable[Profile]:
+    """What it would be on nodes of so many cores, by what operators and rest came to with them."""
+    for each in profile.by_cores:
+        prefill, decode = each.prefill, each.decode
+        yield replace(profile, cores=each.cores, prefill=prefill, decode=decode)
 
 
 def _operators_serve(profile: Profile, target: Target) -> bool:

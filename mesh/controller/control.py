@@ -136,7 +136,10 @@ class Control(ControlServicer):
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> None:
         node_id = NodeId(request.node_id) if request.HasField("node_id") else None
         replies = self._operating.profile(
-            DeploymentName(request.name), node_id, operators=request.operators
+            DeploymentName(request.name),
+            node_id,
+            operators=request.operators,
+            cores=tuple(request.cores),
         )
         await _write(replies, context)
 

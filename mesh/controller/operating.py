@@ -218,13 +218,20 @@ class Operating:
         return self._operations.run(lambda o: UnloadRequested(operation_id=o, name=name))
 
     def profile(
-        self, name: DeploymentName, node_id: NodeId | None, *, operators: bool = False
+        self,
+        name: DeploymentName,
+        node_id: NodeId | None,
+        *,
+        operators: bool = False,
+        cores: tuple[int, ...] = (),
     ) -> Replies:
-        """Measure its model on a node, or on any that has room; if wanted, its operators."""
+        """Measure its model on a node, or on any that has room; if wanted, its operators,
+        and these with some of the node's cores, too.
+        """
         find_deployment(name, self._snapshot())
         return self._operations.run(
             lambda o: ProfileRequested(
-                operation_id=o, name=name, node_id=node_id, operators=operators
+                operation_id=o, name=name, node_id=node_id, operators=operators, cores=cores
             )
         )
 

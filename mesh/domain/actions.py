@@ -259,6 +259,8 @@ class StartMeasure:
     shape: IterationShape
     counted: bool = False
     """Count what its operators take, too."""
+    cores: int | None = None
+    """So many of the node's cores count it; `None` stands for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

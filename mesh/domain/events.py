@@ -81,6 +81,8 @@ class ProfileRequested:
     node_id: NodeId | None = None
     operators: bool = False
     """Count what operators take, too."""
+    cores: tuple[int, ...] = ()
+    """Count it once more with each of these numbers of the node's cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

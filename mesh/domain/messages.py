@@ -137,6 +137,8 @@ class ProfileInstance:
     instance_id: InstanceId
     operators: bool = False
     """Count what operators take, too."""
+    cores: tuple[int, ...] = ()
+    """Count it once more with each of these numbers of the node's cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ proportion to the size. What a prediction makes of a profile is in `mesh.compute
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from mesh.domain.ids import ModelId
 from mesh.domain.model import Mixture, Widths
@@ -76,8 +77,31 @@ class OperatorTimes:
     """Batch sizes by mean context tokens."""
 
 
+def _sum(grids: Sequence[Grid]) -> Grid:
+    """Of grids over the same sizes."""
+    rows = zip(*(grid.seconds for grid in grids), strict=True)
+    return replace(grids[0], seconds=tuple(tuple(map(sum, zip(*row, strict=True))) for row in rows))
+
+
 REST = "rest"
 """What no operator explains: the inputs of an iteration, the shapes of its nodes, its sampling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoresTimes:
+    """What operators take, REST among them, of iterations that have so many cores of the node."""
+
+    cores: int
+    operators: tuple[OperatorTimes, ...]
+
+    @property
+    def prefill(self) -> Grid:
+        """Seconds of whole iterations."""
+        return _sum([each.prefill for each in self.operators])
+
+    @property
+    def decode(self) -> Grid:
+        return _sum([each.decode for each in self.operators])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +151,8 @@ class Profile:
     """
     widths: Widths | None = None
     """The model's, as ModelInfo has them, where it was measured."""
+    by_cores: tuple[CoresTimes, ...] = ()
+    """The same operators with fewer cores than the node has; cores ascend."""
 
     @property
     def measured(self) -> bool:

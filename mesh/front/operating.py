@@ -125,12 +125,17 @@ class FrontOperating:
             yield reply
 
     async def profile(
-        self, name: DeploymentName, node_id: NodeId | None, *, operators: bool = False
+        self,
+        name: DeploymentName,
+        node_id: NodeId | None,
+        *,
+        operators: bool = False,
+        cores: tuple[int, ...] = (),
     ) -> Replies:
         cell = self._first(await self._having(name))
         if node_id is not None:
             cell, node_id = self._node(node_id)
-        request = pb.ProfileRequest(name=name, node_id=node_id, operators=operators)
+        request = pb.ProfileRequest(name=name, node_id=node_id, operators=operators, cores=cores)
         async for reply in self._in_each({cell: request}):
             yield reply
 

@@ -186,13 +186,16 @@ class Engine(Protocol):
         """
         ...
 
-    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+    def count_operators(
+        self, instance_id: InstanceId, shape: IterationShape, cores: int | None = None
+    ) -> CountedIteration:
         """As `measure`, with what counters tell of each operator: by names of
-        `mesh.domain.operators.Role`, all layers together. The first call may take as long as a
-        load, and memory as an instance of its own, which goes back soon after the last one.
+        `mesh.domain.operators.Role`, all layers together. `cores`: so many compute it; `None`
+        stands for all. The first call, or one with other cores, may take as long as a load, and
+        memory as an instance of its own, which goes back soon after the last one.
 
-        Raises as `measure`, EngineError where the engine has no counters, OutOfMemory where there
-        is no memory for it.
+        Raises as `measure`, EngineError where the engine has no counters, or none for a part of
+        the cores, OutOfMemory where there is no memory for it.
         """
         ...
 

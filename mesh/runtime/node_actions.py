@@ -239,7 +239,7 @@ class NodePerformer:
 
         def measure() -> CountedIteration:
             if action.counted:
-                return self._engine.count_operators(instance_id, shape)
+                return self._engine.count_operators(instance_id, shape, action.cores)
             elapsed_s = self._engine.measure(instance_id, shape)
             return CountedIteration(elapsed_s=elapsed_s, operators=())
 

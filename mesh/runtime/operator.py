@@ -37,7 +37,12 @@ class Operator(Protocol):
     def undo(self, name: DeploymentName, to: int | None) -> Replies: ...
 
     def profile(
-        self, name: DeploymentName, node_id: NodeId | None, *, operators: bool = False
+        self,
+        name: DeploymentName,
+        node_id: NodeId | None,
+        *,
+        operators: bool = False,
+        cores: tuple[int, ...] = (),
     ) -> Replies: ...
 
     def scale(

@@ -50,7 +50,9 @@ class VirtualEngine:
     def watch(self, ended: Ended) -> None:
         self._ended = ended
 
-    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+    def count_operators(
+        self, instance_id: InstanceId, shape: IterationShape, cores: int | None = None
+    ) -> CountedIteration:
         raise no_counters("an engine without a model")
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:

@@ -198,21 +198,27 @@ class ProfileRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     node_id: _builtins.str
     """Absent: on any node that has the model, or has room for it."""
     operators: _builtins.bool
     """Count what operators take, too."""
+    @_builtins.property
+    def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Count it once more with each of these numbers of the node's cores."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         node_id: _builtins.str | None = ...,
         operators: _builtins.bool = ...,
+        cores: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "name", b"name", "node_id", b"node_id", "operators", b"operators"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "cores", b"cores", "name", b"name", "node_id", b"node_id", "operators", b"operators"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
     _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015

@@ -622,20 +622,26 @@ class ProfileInstance(_message.Message):
     OPERATION_ID_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
     operation_id: _builtins.str
     instance_id: _builtins.str
     operators: _builtins.bool
     """Count what operators take, too."""
+    @_builtins.property
+    def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Count it once more with each of these numbers of the node's cores."""
+
     def __init__(
         self,
         *,
         operation_id: _builtins.str = ...,
         instance_id: _builtins.str = ...,
         operators: _builtins.bool = ...,
+        cores: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "operation_id", b"operation_id", "operators", b"operators"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "instance_id", b"instance_id", "operation_id", b"operation_id", "operators", b"operators"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

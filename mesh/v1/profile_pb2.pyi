@@ -71,6 +71,7 @@ class Profile(_message.Message):
     MEASURED_AS_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
     WIDTHS_FIELD_NUMBER: _builtins.int
+    BY_CORES_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     device: _builtins.str
     fingerprint: _builtins.str
@@ -109,6 +110,10 @@ class Profile(_message.Message):
     def widths(self) -> _model_pb2.Widths:
         """The model's, where it was measured and they are known."""
 
+    @_builtins.property
+    def by_cores(self) -> _containers.RepeatedCompositeFieldContainer[Global___CoresTimes]:
+        """Cores ascend. Empty: they were never counted so."""
+
     def __init__(
         self,
         *,
@@ -130,14 +135,40 @@ class Profile(_message.Message):
         measured_as: _builtins.str = ...,
         operators: _abc.Iterable[Global___OperatorTimes] | None = ...,
         widths: _model_pb2.Widths | None = ...,
+        by_cores: _abc.Iterable[Global___CoresTimes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "mixture", b"mixture", "prefill", b"prefill", "widths", b"widths"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_as", b"measured_as", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "operators", b"operators", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "shape", b"shape", "source", b"source", "weights_bytes", b"weights_bytes", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_cores", b"by_cores", "cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_as", b"measured_as", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "operators", b"operators", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "shape", b"shape", "source", b"source", "weights_bytes", b"weights_bytes", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Profile: _TypeAlias = Profile  # noqa: Y015
+
+@_typing.final
+class CoresTimes(_message.Message):
+    """What operators take of iterations that have so many cores of the node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CORES_FIELD_NUMBER: _builtins.int
+    OPERATORS_FIELD_NUMBER: _builtins.int
+    cores: _builtins.int
+    @_builtins.property
+    def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorTimes]: ...
+    def __init__(
+        self,
+        *,
+        cores: _builtins.int = ...,
+        operators: _abc.Iterable[Global___OperatorTimes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "operators", b"operators"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoresTimes: _TypeAlias = CoresTimes  # noqa: Y015
 
 @_typing.final
 class OperatorTimes(_message.Message):

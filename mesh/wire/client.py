@@ -252,15 +252,18 @@ class MeshClient:
         progress: Progress | None = None,
         *,
         operators: bool = False,
+        cores: tuple[int, ...] = (),
     ) -> str:
         """Measure the deployment's model and wait until its profile is stored; what the controller
         says of it in a word. None: on any node that has the model, or has room for it. `operators`:
-        count what these take, too.
+        count what these take, too, and once more with each of these numbers of `cores`.
 
         Leaving before that (an exception from `progress`, Ctrl-C) cancels the measurement.
         """
         with _writing("a name"):
-            request = pb.ProfileRequest(name=name, node_id=node_id, operators=operators)
+            request = pb.ProfileRequest(
+                name=name, node_id=node_id, operators=operators, cores=cores
+            )
         return self._operation(self._control.Profile(request), progress)
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...]:

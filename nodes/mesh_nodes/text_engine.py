@@ -227,8 +227,10 @@ class TextEngine:
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._inner.measure(instance_id, shape)
 
-    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
-        return self._inner.count_operators(instance_id, shape)
+    def count_operators(
+        self, instance_id: InstanceId, shape: IterationShape, cores: int | None = None
+    ) -> CountedIteration:
+        return self._inner.count_operators(instance_id, shape, cores)
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         return self._inner.resize_kv(instance_id, kv_blocks)

@@ -12,7 +12,7 @@ from mesh.cli import profile_plot
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.model import Task
-from mesh.domain.profile import REST, Grid, OperatorTimes
+from mesh.domain.profile import REST, CoresTimes, Grid, OperatorTimes
 from mesh.domain.views import NodeSnapshot, ProfileView
 from tests.cli.conftest import STEP_S, RunningCell
 from tests.cli.running import Ran, mesh
@@ -43,6 +43,15 @@ COUNTED = replace(
         ),
     ),
 )
+BY_CORES = replace(
+    COUNTED,
+    profile=replace(
+        COUNTED.profile,
+        by_cores=tuple(
+            CoresTimes(cores=cores, operators=COUNTED.profile.operators) for cores in (1, 2)
+        ),
+    ),
+)
 OPERATORS = (
     "\n"
     "prefill_ms by operator\n"
@@ -66,6 +75,7 @@ class Client:
     failure: MeshError | None = None
     measured_on: list[NodeId | None] = field(default_factory=list)
     counted: list[bool] = field(default_factory=list)
+    cores: list[tuple[int, ...]] = field(default_factory=list)
 
     def __enter__(self) -> "Client":
         return self
@@ -88,8 +98,10 @@ class Client:
         progress: Callable[[str, float], None],
         *,
         operators: bool,
+        cores: tuple[int, ...],
     ) -> str:
         self.measured_on.append(node_id)
+        self.cores.append(cores)
         self.counted.append(operators)
         progress("loading", 0.0)
         progress("prefill of 256 tokens", 0.5)
@@ -172,6 +184,23 @@ def test_operators_are_counted_and_shown_where_they_are_wanted(client: Client) -
     assert "OPERATOR" not in mesh("profile", "chat", "--show").out
     (shown,) = json.loads(mesh("profile", "chat", "--show", "-o", "json").out)
     assert [each["name"] for each in shown["profile"]["operators"]] == ["attention", "rest"]
+
+
+def test_operators_are_counted_and_shown_by_cores(client: Client) -> None:
+    client.measures = BY_CORES
+    ran = mesh("profile", "chat", "--operators", "--cores", "2,1,1")
+    assert (ran.code, client.cores) == (0, [(1, 2)])
+    one_core = OPERATORS.replace("by operator", "by operator, 1 core")
+    assert ran.out == OPERATORS + one_core + one_core.replace("1 core", "2 cores")
+    client.measures = COUNTED
+    ran = mesh("profile", "chat", "--operators", "--cores", "1")
+    assert "its node has counted no operators" in ran.err
+
+
+@pytest.mark.parametrize("wrong", [("--cores", "1"), ("--operators", "--cores", "one")])
+def test_cores_are_numbers_and_for_operators_alone(wrong: tuple[str, ...], client: Client) -> None:
+    assert mesh("profile", "chat", *wrong).code == 2
+    assert client.measured_on == []
 
 
 def test_operators_that_nobody_has_counted_are_two_lines(client: Client) -> None:
@@ -290,7 +319,7 @@ def test_plot_draws_what_was_just_measured_when_measuring_is_asked_for(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[ProfileView, ...]] = []
-    monkeypatch.setattr(profile_plot, "draw", lambda name, views, path: drawn.append(views))
+    monkeypatch.setattr(profile_plot, "draw", lambda name, views, path, **_: drawn.append(views))
     client.known, client.measures = [SCALED], MEASURED
     ran = mesh("profile", "chat", "--measure", "--plot", str(tmp_path / "times.png"))
     assert ran.code == 0, ran.err
@@ -313,6 +342,12 @@ def test_a_picture_has_lines_and_units(client: Client, tmp_path: Path) -> None:
     drawn = path.read_text(encoding="utf-8")
     assert drawn.startswith("<?xml")
     for text in ("prompt tokens", "past tokens", "mean context tokens", "time (ms)", "512"):
+        assert f"<!-- {text} -->" in drawn
+    assert "by operator" not in drawn
+    client.known = [BY_CORES]
+    assert mesh("profile", "chat", "--operators", "--plot", str(path)).code == 0
+    drawn = path.read_text(encoding="utf-8")
+    for text in ("prefill by operator, past 0", "attention", "rest", "cores"):
         assert f"<!-- {text} -->" in drawn
     embeds = replace(MEASURED.profile, model_id=MODEL.serving(Task.EMBED).model_id)
     client.known = [replace(MEASURED, profile=embeds)]

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.compute.references import REFERENCES
-from mesh.compute.scaling import Target, best_profile, scaled
+from mesh.compute.scaling import Target, _lengthened, best_profile, scaled
 from mesh.domain.ids import ModelId
 from mesh.domain.model import Mixture, Widths
 from mesh.domain.operators import Role
-from mesh.domain.profile import Grid, OperatorTimes, Profile
+from mesh.domain.profile import CoresTimes, Grid, OperatorTimes, Profile
 from mesh.domain.reasons import DeviceKind, ProfileSource
 
 B7_XEON, B3_XEON, B7_A100, B3_A100, SMOL = REFERENCES
@@ -343,6 +343,21 @@ def test_then_the_nearest_device_and_on_it_the_nearest_model() -> None:
     best = best_profile(known, replace(HERE, cores=10))
     assert best.scaled_from == "near on cpu/8"
     assert (best.model_id, best.fingerprint, best.cores) == ("wanted", "cpu/here", 10)
+
+
+def test_what_was_counted_with_so_many_cores_goes_before_the_rule_of_cores() -> None:
+    """With half of its cores, it was counted, the head takes three times as long, not twice."""
+    (head,) = counted("many").operators
+    slower = replace(
+        head, prefill=_lengthened(head.prefill, 3.0), decode=_lengthened(head.decode, 3.0)
+    )
+    fewer = CoresTimes(cores=4, operators=(slower, slower))
+    known = replace(counted("many"), cores=8, fingerprint="cpu/there", by_cores=(fewer,))
+    for cores, times in ((8, 1), (4, 6), (3, 8)):
+        target = replace(target_of(known), model_id=ModelId("wanted"), cores=cores)
+        estimate = best_profile([known], replace(target, fingerprint="cpu/here"))
+        assert estimate.scaled_from.startswith("many on")
+        assert estimate.decode.at(8, 128) == pytest.approx(times * SMOL.decode.at(8, 128))
 
 
 def test_another_kind_of_device_is_never_taken() -> None:

@@ -34,6 +34,13 @@ def _plot_path(_: click.Context, __: click.Parameter, value: str | None) -> Path
     return path
 
 
+def _cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(each) for each in value.split(",")})) if value else ()
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list such as 1,2,4") from None
+
+
 @click.command()
 @click.argument("name")
 @click.option("--node", metavar="NODE", help="Measure there, or show what holds there.")
@@ -53,6 +60,12 @@ def _plot_path(_: click.Context, __: click.Parameter, value: str | None) -> Path
     is_flag=True,
     help="Count what operators (attention, matrix products, norms) take, too, or show it.",
 )
+@click.option(
+    "--cores",
+    metavar="N,N,…",
+    callback=_cores,
+    help="With --operators: count once more with so many of the node's cores.",
+)
 @format_option
 @controller_option
 def profile(
@@ -61,10 +74,13 @@ def profile(
     show: bool | None,
     plot: Path | None,
     operators: bool,
+    cores: tuple[int, ...],
     form: Format,
     address: str,
 ) -> None:
     """Measure iteration times of a deployment's model, or show what is known."""
+    if cores and not operators:
+        raise click.UsageError("--cores is for --operators")
     if plot is not None:
         check_plotting("--plot")  # before minutes are spent on measuring
     deployment, node_id = DeploymentName(name), None if node is None else NodeId(node)
@@ -73,10 +89,10 @@ def profile(
             views = _known(client, deployment, node_id, operators=operators)
             _show(views, form, whole=node_id is None, operators=operators)
         else:
-            views = (_measure(client, deployment, node_id, operators=operators),)
+            views = (_measure(client, deployment, node_id, operators=operators, cores=cores),)
             _tell(name, views[0], form, operators=operators)
     if plot is not None:
-        _draw(name, views, plot)
+        _draw(name, views, plot, operators=operators)
 
 
 def _known(
@@ -103,7 +119,12 @@ def _known(
 
 
 def _measure(
-    client: MeshClient, name: DeploymentName, node_id: NodeId | None, *, operators: bool
+    client: MeshClient,
+    name: DeploymentName,
+    node_id: NodeId | None,
+    *,
+    operators: bool,
+    cores: tuple[int, ...],
 ) -> ProfileView:
     """Measure, and find among what is known then what this has added."""
     try:
@@ -111,7 +132,7 @@ def _measure(
     except NotFound:
         before = set()  # if it is the deployment that is missing, measuring says so
     with progress(name) as report:
-        client.profile(name, node_id, report, operators=operators)
+        client.profile(name, node_id, report, operators=operators, cores=cores)
     measured = [view for view in client.profiles(name) if view.profile.measured]
     if node_id is not None:
         measured = [view for view in measured if node_id in view.nodes] or measured
@@ -121,7 +142,8 @@ def _measure(
             f"{name} was measured, but its profile has gone since",
             hint=f"`mesh logs {name}` shows what happened",
         )
-    if operators and not fresh[0].profile.operators:
+    profile = fresh[0].profile
+    if len(profile.by_cores) < len(cores) or (operators and not profile.operators):
         raise NotFound(
             f"{name} was measured, but its node has counted no operators",
             hint="run controller and nodes of one version",
@@ -166,8 +188,8 @@ def _show(views: Sequence[ProfileView], form: Format, *, whole: bool, operators:
             _show_operators(view)
 
 
-def _draw(name: str, views: Sequence[ProfileView], path: Path) -> None:
+def _draw(name: str, views: Sequence[ProfileView], path: Path, *, operators: bool) -> None:
     from mesh.cli import profile_plot
 
-    profile_plot.draw(name, views, path)
+    profile_plot.draw(name, views, path, operators=operators)
     output.message(f"{name}: drawn in {path}")

@@ -24,7 +24,7 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import OperationKind, ProfileSource
+from mesh.domain.reasons import DeviceKind, OperationKind, ProfileSource
 
 
 def request_profile(ctx: EventContext, asked: ProfileRequested) -> None:
@@ -40,12 +40,20 @@ def request_profile(ctx: EventContext, asked: ProfileRequested) -> None:
         hint = f"nodes: {', '.join(sorted(ctx.cell.nodes)) or 'none'}"
         reply_error(ctx, asked.operation_id, error, node, hint)
         return
+    most = node.hello.cores if node.device is DeviceKind.CPU else 0
+    if asked.cores and not 1 <= min(asked.cores) <= max(asked.cores) <= most:
+        wanted = ", ".join(map(str, asked.cores))
+        message = f"{node.node_id} is to count with {wanted} cores, of which it has {most}"
+        hint = f"give numbers from 1 to {most}" if most else "choose a CPU node with --node"
+        reply_error(ctx, asked.operation_id, "InvalidInput", message, hint)
+        return
     operation = OperationEntry(
         operation_id=asked.operation_id,
         kind=OperationKind.PROFILE,
         name=entry.name,
         node=node,
         operators=asked.operators,
+        cores=asked.cores,
     )
     if begin(ctx, operation):
         ctx.wake_all()
@@ -142,6 +150,7 @@ def _measure(ctx: EventContext, operation: OperationEntry, instance: InstanceEnt
         operation_id=operation.operation_id,
         instance_id=instance.instance_id,
         operators=operation.operators,
+        cores=operation.cores,
     )
     ctx.act(SendCommand(link_id=node.link_id, command=command))
 

@@ -30,7 +30,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.model import ENCODERS
 from mesh.domain.node_events import MeasureBroke, MeasureFinished
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CoresTimes, IterationShape
 from mesh.domain.reasons import ProfileSource
 from mesh.domain.values import replace
 
@@ -59,7 +59,6 @@ def start(
 ) -> None:
     """Begin to measure; `prefill_tokens` is the largest chunk that an iteration may have."""
     instance = node.instances.get(command.instance_id)
-    counting = None
     if node.survey is not None and node.survey.operation_id is not None:
         busy = node.survey.instance.instance_id
         _fail(ctx, command.operation_id, f"the node measures {busy} at the moment")
@@ -67,20 +66,23 @@ def start(
         _fail(ctx, command.operation_id, f"{command.instance_id} is not ready on its node")
     else:
         kv_tokens = instance.kv_blocks_next * instance.footprint.block_tokens
-        survey = _survey(instance, kv_tokens, prefill_tokens)
-        if command.operators:
-            counting = OperatorSurvey(
+        by_cores = (None, *sorted(set(command.cores))) if command.operators else ()
+        counted = [
+            OperatorSurvey(
                 context_tokens_max=instance.command.context_tokens_max,
                 batch_max=instance.command.batch_max,
                 kv_tokens=kv_tokens,
                 prefill_tokens_max=prefill_tokens,
                 expected_s=Times(instance.profile).iteration_s,
+                cores=cores,
             )
+            for cores in by_cores
+        ]
         local = LocalSurvey(
             operation_id=command.operation_id,
             instance=instance,
-            survey=survey,
-            counting=counting,
+            survey=_survey(instance, kv_tokens, prefill_tokens),
+            counted=tuple(counted),
         )
         node.begin_survey(local)
         phase = "wait until the node has nothing else to compute"
@@ -123,12 +125,12 @@ def grant(ctx: NodeEventContext, node: LocalNode, *, primes: bool) -> None:
         if primes and not priming.grant(ctx, node):
             _grant_at_rest(ctx, node)
         return
-    counted = running.counting.next_shape() if running.counting is not None else None
-    shape = counted or running.survey.next_shape()
+    counting = running.counting
+    shape = (counting or running.survey).next_shape()
     if shape is None:
         _finish(ctx, node, running)
     else:
-        _time(ctx, node, running, shape, counted=counted is not None)
+        _time(ctx, node, running, shape, counting)
 
 
 def _time(
@@ -136,13 +138,13 @@ def _time(
     node: LocalNode,
     running: LocalSurvey,
     shape: IterationShape,
-    *,
-    counted: bool = False,
+    counting: OperatorSurvey | None = None,
 ) -> None:
     node.begin_measured(running.instance, ctx.now_s)
     running.ask()
     instance_id = running.instance.instance_id
-    ctx.engine(StartMeasure(instance_id=instance_id, shape=shape, counted=counted))
+    counted, cores = counting is not None, None if counting is None else counting.cores
+    ctx.engine(StartMeasure(instance_id=instance_id, shape=shape, counted=counted, cores=cores))
 
 
 def _grant_at_rest(ctx: NodeEventContext, node: LocalNode) -> None:
@@ -209,9 +211,9 @@ def measured(ctx: NodeEventContext, node: LocalNode, event: MeasureFinished | Me
         return
     running.answered()
     operation_id, phase = running.operation_id, running.survey.phase
-    if running.counting is not None and running.counting.next_shape() is not None:
+    if (counting := running.counting) is not None:
         phase = "count operators"
-        _note_counted(ctx, node, running.counting, event)
+        _note_counted(ctx, node, counting, event)
     elif isinstance(event, MeasureBroke):
         running.survey.skip()
     elif operation_id is None:
@@ -299,9 +301,13 @@ def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> Non
     instance.note_surveyed(running.source)
     try:
         prefill, decode = survey.grids()
-        operators = instance.profile.operators
-        if running.counting is not None:
-            operators = running.counting.operators(prefill, decode)
+        operators, by_cores = instance.profile.operators, instance.profile.by_cores
+        for each in running.counted:
+            if each.cores is None:
+                operators, by_cores = each.operators(prefill, decode), ()
+            else:
+                times = each.operators(*each.grids())
+                by_cores = (*by_cores, CoresTimes(cores=each.cores, operators=times))
     except EngineError as error:
         if running.operation_id is not None:
             _fail(ctx, running.operation_id, error.message)
@@ -315,6 +321,7 @@ def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> Non
         source=running.source,
         measured_as="",
         operators=operators,
+        by_cores=by_cores,
         widths=instance.command.model.widths,
     )
     instance.use_profile(profile)

@@ -2,6 +2,7 @@
 
 from dataclasses import field
 from math import inf
+from statistics import fmean
 
 from mesh.compute.correction import Correction
 from mesh.compute.operators import OperatorSurvey
@@ -78,8 +79,8 @@ class LocalSurvey:
     """
     instance: LocalInstance
     survey: Survey
-    counting: OperatorSurvey | None = None
-    """What is counted before the survey where operators are wanted."""
+    counted: tuple[OperatorSurvey, ...] = ()
+    """What is counted before the survey where operators are wanted, one after the other."""
     source: ProfileSource = ProfileSource.SURVEY
     predicted_s: float = 0.0
     """The predicted seconds of all that has been timed so far."""
@@ -109,8 +110,12 @@ class LocalSurvey:
     @property
     def share(self) -> float:
         """The share that is done, 0 to 1."""
-        counting = self.counting
-        return self.survey.share if counting is None else (counting.share + self.survey.share) / 2
+        return fmean([self.survey.share, *(each.share for each in self.counted)])
+
+    @property
+    def counting(self) -> OperatorSurvey | None:
+        """What is being counted, while anything is."""
+        return next((each for each in self.counted if each.next_shape() is not None), None)
 
     @property
     def slower(self) -> float:

@@ -89,18 +89,27 @@ def test_one_shape_after_another_is_timed_and_a_measured_profile_comes_of_it() -
 
 
 def test_where_operators_are_wanted_they_are_counted_before_the_survey() -> None:
+    """On all cores first, and then on each number of them that was asked for."""
     node = NodeUnderTest("i1")
-    asked = only(node.command(replace(profile_command(), operators=True)), StartMeasure)
+    command = replace(profile_command(), operators=True, cores=(1,))
+    asked = only(node.command(command), StartMeasure)
     said: list[NodeAction] = []
+    by_cores = []
     while asked.counted:
+        by_cores.append(asked.cores)
+        elapsed_s = 2 * ENOUGH_S if asked.cores else ENOUGH_S
         counted = MeasureFinished(
-            instance_id=I1, elapsed_s=ENOUGH_S, operators=((Role.DOWN, 0.75 * ENOUGH_S),)
+            instance_id=I1, elapsed_s=elapsed_s, operators=((Role.DOWN, 0.75 * elapsed_s),)
         )
         actions = node.tell(counted)
         said += actions
         asked = only(actions, StartMeasure)
     said += finish_all(node)
     done = only(reports(said), ProfileDone).profile
+    assert by_cores == [None] * (len(by_cores) // 2) + [1] * (len(by_cores) // 2)
+    (alone,) = done.by_cores
+    assert (alone.cores, alone.decode.at(1, 128)) == (1, pytest.approx(2 * ENOUGH_S))
+    assert [each.name for each in alone.operators] == [Role.DOWN, REST]
     down, rest = done.operators
     assert done.widths == MODEL.widths is not None
     assert (down.name, rest.name) == (Role.DOWN, REST)

@@ -27,6 +27,8 @@ class OperationEntry:
     instance: InstanceEntry | None = None
     operators: bool = False
     """What operators take is counted, too."""
+    cores: tuple[int, ...] = ()
+    """It is counted once more with each of these numbers of cores."""
     measuring: bool = False
     """The node has been asked to measure."""
     pending_profile: Profile | None = None

@@ -236,9 +236,10 @@ class Compiler:
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph
 
-    def counted(self, order: LoadOrder) -> CompiledGraph:
+    def counted(self, order: LoadOrder, cores: int | None = None) -> CompiledGraph:
         """Another compiled model of a loaded instance's, with counters, whose nodes are named by
-        their roles. It takes the weights once more. Raises OutOfMemory or EngineError.
+        their roles; for so many cores, or all. It takes the weights once more. Raises OutOfMemory
+        or EngineError.
         """
         model, path = order.model, order.model_path
         if model.format is ModelFormat.OPENVINO_IR or model.task is not None:
@@ -256,6 +257,7 @@ class Compiler:
             context_tokens_max = order.context_tokens_max
             graph = build_graph(architecture, weights, context_tokens_max, by_role=True)
             properties = self._properties_of(precision, model.precision) | {"PERF_COUNT": True}
+            properties["INFERENCE_NUM_THREADS"] = cores or self._threads
             return CompiledGraph(self._compile(graph, properties), weights, maps)
 
     def shared(self, order: LoadOrder) -> CompiledGraph | None:

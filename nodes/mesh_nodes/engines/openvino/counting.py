@@ -36,6 +36,7 @@ mean, by either.
 @dataclass(slots=True)
 class _Copy:
     instance: Instance
+    cores: int | None
     bound: Bound
     roles: Mapping[str, Role]
     totals: Mapping[str, float]
@@ -65,13 +66,15 @@ class OperatorCounters:
         self.taken: Mapping[InstanceId, int] = {}
         """The bytes of the copy, and of which instance it is."""
 
-    def count(self, instance: Instance, shape: IterationShape) -> CountedIteration:
+    def count(
+        self, instance: Instance, shape: IterationShape, cores: int | None = None
+    ) -> CountedIteration:
         """See the engine port."""
         with self._lock:
-            if self._copy is None or self._copy.instance is not instance:
-                self._drop()
-                self._copy = self._made(instance)
             copy = self._copy
+            if copy is None or (copy.instance, copy.cores) != (instance, cores):
+                self._drop()
+                copy = self._copy = self._made(instance, cores)
             try:
                 elapsed_s = instance.measure(shape, copy.bound)
             except BaseException:
@@ -98,7 +101,7 @@ class OperatorCounters:
             finally:
                 self._lock.release()
 
-    def _made(self, instance: Instance) -> _Copy:
+    def _made(self, instance: Instance, cores: int | None) -> _Copy:
         instance_id, size_bytes = instance.instance_id, instance.footprint.shared_bytes
         free_bytes = min(self._budget.spare_bytes, self._available_bytes())
         if size_bytes > free_bytes:
@@ -106,11 +109,11 @@ class OperatorCounters:
         self._budget.begin_load(_KEY, size_bytes)
         self.taken = {instance_id: size_bytes}
         try:
-            graph = self._compiler.counted(instance.order)
+            graph = self._compiler.counted(instance.order, cores)
             with engine_errors(f"a copy of {instance_id} cannot be brought up"):
                 bound = instance.bound_beside(graph)
             roles = roles_of(graph.model)
-            return _Copy(instance, bound, roles, _totals(bound, roles, 1))
+            return _Copy(instance, cores, bound, roles, _totals(bound, roles, 1))
         except BaseException:
             self._drop()
             raise

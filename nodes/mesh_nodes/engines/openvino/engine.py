@@ -323,9 +323,11 @@ class OpenVinoEngine:
         with self._computes():
             return self._instance(instance_id).measure(shape)
 
-    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+    def count_operators(
+        self, instance_id: InstanceId, shape: IterationShape, cores: int | None = None
+    ) -> CountedIteration:
         with self._computes():
-            return self._counters.count(self._instance(instance_id), shape)
+            return self._counters.count(self._instance(instance_id), shape, cores)
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         start_s = time.perf_counter()

@@ -293,7 +293,9 @@ class VllmEngine:
         self._cached[instance_id].make_room()
         return cast(float, remote.call(Verb.MEASURE, shape))
 
-    def count_operators(self, instance_id: InstanceId, shape: IterationShape) -> CountedIteration:
+    def count_operators(
+        self, instance_id: InstanceId, shape: IterationShape, cores: int | None = None
+    ) -> CountedIteration:
         raise no_counters("the vLLM engine")
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:

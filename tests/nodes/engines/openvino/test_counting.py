@@ -73,6 +73,18 @@ def test_the_copy_is_booked_while_it_is_there_and_goes_when_it_is_not_used(
     assert counting_engine.memory() == ()
 
 
+def test_what_is_counted_is_computed_by_so_many_cores(counting_engine: OpenVinoEngine) -> None:
+    copies = []
+    for cores in (1, 1, None):
+        counting_engine.count_operators(INSTANCE, DECODE, cores)
+        copy = counting_engine._counters._copy
+        assert copy is not None
+        threads = copy.bound.graph.model.get_property("INFERENCE_NUM_THREADS")
+        assert threads == (cores or counting_engine._threads)
+        copies.append(copy)
+    assert copies[0] is copies[1]
+
+
 def test_without_memory_for_the_copy_nothing_is_counted(counting_engine: OpenVinoEngine) -> None:
     counting_engine.bound_memory(1)
     with pytest.raises(OutOfMemory):
