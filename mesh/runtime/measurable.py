@@ -39,7 +39,7 @@ def no_counters(engine: str) -> EngineError:
     """Why `Engine.count_operators` counts nothing."""
     return EngineError(
         f"{engine} has no counters of operators",
-        hint="profile on a node with the OpenVINO engine, or without --operators",
+        hint="profile on a CPU node, or without --operators",
     )
 
 

@@ -13,7 +13,7 @@ from itertools import count, islice
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CountedIteration, IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import (
@@ -25,9 +25,10 @@ from mesh.domain.steps import (
     PrefixChange,
     StepResult,
 )
-from mesh.runtime.measurable import check_measurable, made_up_tokens
+from mesh.runtime.measurable import check_measurable, made_up_tokens, no_counters
 from mesh_nodes.engines.pooling import Pool, pool_of
 from mesh_nodes.engines.refusals import check_runnable
+from mesh_nodes.engines.vllm.counting import counted
 from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes, virtual_memory
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_mapped import kv_memory
@@ -221,6 +222,14 @@ class Instance:
         finally:
             for key in work:
                 self._core.drop(key)
+
+    def count(self, shape: IterationShape) -> CountedIteration:
+        """The same, with what operators take of it."""
+        if device().type != "cpu":
+            raise no_counters("the vLLM engine on a GPU")
+        with counted(self._core.model) as taken_s:
+            elapsed_s = self.measure(shape)
+        return CountedIteration(elapsed_s=elapsed_s, operators=tuple(taken_s.items()))
 
     def resize_kv(self, kv_blocks: int, extra_blocks: int) -> int:
         """Never above the range, which nothing of a full batch could exceed. `extra_blocks`: may

@@ -19,6 +19,7 @@ class Verb(StrEnum):
     ABORT = "abort"
     STEP = "step"
     MEASURE = "measure"
+    COUNT = "count"
     RESIZE = "resize"
     KEEP = "keep"
     TELL = "tell"

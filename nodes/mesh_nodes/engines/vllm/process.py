@@ -91,6 +91,7 @@ class _Server:
             Verb.ABORT: instance.abort,
             Verb.STEP: partial(self._turn, instance),
             Verb.MEASURE: instance.measure,
+            Verb.COUNT: instance.count,
             Verb.RESIZE: instance.resize_kv,
             Verb.KEEP: instance.keep_beyond,
             Verb.TELL: instance.tell_prefixes,
