@@ -7,10 +7,12 @@ and in turn with them sizes between, beside which stands what operators and rest
 counted; `counter_cost` by how much longer a counted iteration takes, in turn with one that is not.
 Each shape is then estimated from each of the others, as if it had never been measured, operator by
 operator (`estimate_error_operators`) and by bytes and shape, which serves where nothing was counted
-(`estimate_error_today`); in the mean over its sizes.
+(`estimate_error_today`); in the mean over its sizes. `joules_per_token` has an output token's in
+batches of 1, 8 and 16, where a counter can be read; else `joules_reason` says why not.
 """
 
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ from mesh.domain.ids import ModelId
 from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes, Profile
 from mesh.domain.reasons import DeviceKind
 from mesh_loader.store import StoredModel
+from mesh_nodes.energy import energy_counter
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
@@ -53,6 +56,9 @@ COSTS = (
     IterationShape(decode_batch=8, decode_context_tokens=128),
     IterationShape(prefill_tokens=32),
 )
+POWERED = tuple(IterationShape(decode_batch=n, decode_context_tokens=512) for n in (1, 8, 16))
+POWERED_S = 10.0
+"""For so long each is computed over and over."""
 
 
 def _llama(
@@ -91,6 +97,9 @@ class Counted:
     sum_errors: Mapping[IterationShape, float]
     """By what share operators and rest are off the whole, for each of BETWEEN."""
     costs: tuple[float, ...]
+    joules: tuple[float | None, ...]
+    """Of an output token, for each of POWERED."""
+    why_no_joules: str
 
     @property
     def sum_error(self) -> float:
@@ -155,13 +164,34 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
     )
     errors = {s: sum(_at(o, s) for o in profile.operators) / taken[s] - 1.0 for s in between}
     costs = [_cost(engine, shape) for shape in COSTS]
+    joules, why = _joules(engine)
     engine.close()
     return Counted(
         profile=profile,
         shapes=tuple(shapes),
         sum_errors=errors,
         costs=tuple(costs),
+        joules=joules,
+        why_no_joules=why,
     )
+
+
+def _joules(engine: OpenVinoEngine) -> tuple[tuple[float | None, ...], str]:
+    """Joules of an output token in each of POWERED, by the counter of the packages: of all that
+    runs there, idle power included. `None` where it cannot be read, and why.
+    """
+    counter, found = energy_counter(None), list[float | None]()
+    for shape in POWERED:
+        before, tokens = counter(), 0
+        end_s = time.monotonic() + POWERED_S
+        while before.joules is not None and time.monotonic() < end_s:
+            engine.measure(INSTANCE, shape)
+            tokens += shape.decode_batch
+        after = counter()
+        if before.joules is None or after.joules is None:
+            return (None,) * len(POWERED), before.reason or after.reason
+        found.append(round((after.joules - before.joules) / tokens, 4))
+    return tuple(found), ""
 
 
 def _taken(
@@ -261,6 +291,8 @@ def run(*, quick: bool = False) -> Report:
             "counter_cost": round(max(median(c.costs) for c in counted.values()), 4),
             "estimate_error_operators": round(mean(e[2] for e in estimates), 4),
             "estimate_error_today": round(mean(e[1] for e in estimates), 4),
+            "joules_per_token": {name: each.joules for name, each in counted.items()},
+            "joules_reason": counted["demo"].why_no_joules,
         },
         shown=(
             *(_shown(name, each) for name, each in counted.items()),
