@@ -45,7 +45,7 @@ def best_profile(known: Iterable[Profile], target: Target) -> Profile:
     known one; else the nearest in parameters among those measured on its device, scaled, of which
     those go first whose operators were counted in its precision; else the nearest among all of its
     kind of device and the built-in references, in cores first and in parameters then, scaled; one
-    that was counted with fewer cores than its node has counts with these, too. Ties go to what was
+    that was counted with some of its node's cores counts with these, too. Ties go to what was
     measured in this cell, then to the lesser ids.
     """
     measured = sorted(
@@ -68,7 +68,7 @@ def best_profile(known: Iterable[Profile], target: Target) -> Profile:
             return replace(estimate, source=ProfileSource.OPERATORS)
     if here:
         return scaled(min(here, key=lambda profile: _parameters_apart(profile, target)), target)
-    counted_so = [each for profile in measured for each in _with_fewer_cores(profile)]
+    counted_so = [each for profile in measured for each in _with_some_cores(profile)]
     every = (*measured, *counted_so, *REFERENCES)
     kind = [profile for profile in every if profile.device is target.device]
     nearest = min(
@@ -78,7 +78,7 @@ def best_profile(known: Iterable[Profile], target: Target) -> Profile:
     return scaled(nearest, target)
 
 
-def _with_fewer_cores(profile: Profile) -> Iterable[Profile]:
+def _with_some_cores(profile: Profile) -> Iterable[Profile]:
     """What it would be on nodes of so many cores, by what operators and rest came to with them."""
     for each in profile.by_cores:
         prefill, decode = each.prefill, each.decode

@@ -78,7 +78,7 @@ class OperatorTimes:
 
 
 def _sum(grids: Sequence[Grid]) -> Grid:
-    """Of grids over the same sizes."""
+    """The sum of grids over the same sizes."""
     rows = zip(*(grid.seconds for grid in grids), strict=True)
     return replace(grids[0], seconds=tuple(tuple(map(sum, zip(*row, strict=True))) for row in rows))
 
@@ -152,7 +152,7 @@ class Profile:
     widths: Widths | None = None
     """The model's, as ModelInfo has them, where it was measured."""
     by_cores: tuple[CoresTimes, ...] = ()
-    """The same operators with fewer cores than the node has; cores ascend."""
+    """The same with some of the node's cores, where that was counted; cores ascend."""
 
     @property
     def measured(self) -> bool:

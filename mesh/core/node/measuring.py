@@ -66,7 +66,8 @@ def start(
         _fail(ctx, command.operation_id, f"{command.instance_id} is not ready on its node")
     else:
         kv_tokens = instance.kv_blocks_next * instance.footprint.block_tokens
-        by_cores = (None, *sorted(set(command.cores))) if command.operators else ()
+        # What counts by no part of its cores says so first, before anything is counted.
+        by_cores = (*sorted(set(command.cores)), None) if command.operators else ()
         counted = [
             OperatorSurvey(
                 context_tokens_max=instance.command.context_tokens_max,
@@ -302,12 +303,11 @@ def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> Non
     try:
         prefill, decode = survey.grids()
         operators, by_cores = instance.profile.operators, instance.profile.by_cores
-        for each in running.counted:
-            if each.cores is None:
-                operators, by_cores = each.operators(prefill, decode), ()
-            else:
-                times = each.operators(*each.grids())
-                by_cores = (*by_cores, CoresTimes(cores=each.cores, operators=times))
+        if running.counted:
+            *some, all_cores = running.counted
+            operators = all_cores.operators(prefill, decode)
+            found = [(each.cores, each.operators(*each.grids())) for each in some]
+            by_cores = tuple(CoresTimes(cores=n, operators=o) for n, o in found if n) or by_cores
     except EngineError as error:
         if running.operation_id is not None:
             _fail(ctx, running.operation_id, error.message)
