@@ -98,7 +98,7 @@ class Counted:
     """By what share operators and rest are off the whole, for each of BETWEEN."""
     costs: tuple[float, ...]
     joules: tuple[float | None, ...]
-    """Of an output token, for each of POWERED."""
+    """Joules of an output token, for each of POWERED."""
     why_no_joules: str
 
     @property
