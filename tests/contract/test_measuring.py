@@ -7,7 +7,7 @@ import pytest
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId
 from mesh.domain.operators import Role
-from mesh.domain.profile import IterationShape
+from mesh.domain.profile import CountedIteration, IterationShape
 from mesh.runtime.engine import Engine
 from tests.contract.conftest import LoadInstance
 from tests.contract.driving import Driver, greedy
@@ -39,15 +39,19 @@ def test_every_shape_of_requests_is_timed(driver: Driver) -> None:
 
 def test_operators_are_counted_or_the_engine_says_that_it_cannot(driver: Driver) -> None:
     driver.engine.bound_memory(2**40)
-    if driver.engine.capabilities.name not in ("openvino", "vllm"):
-        with pytest.raises(EngineError, match="has no counters of operators"):
-            driver.engine.count_operators(driver.instance_id, IterationShape(prefill_tokens=8))
-        return
-    counted = driver.engine.count_operators(driver.instance_id, IterationShape(prefill_tokens=8))
+    name, shape = driver.engine.capabilities.name, IterationShape(prefill_tokens=8)
+    for cores in (None, 1):
+        if name == "openvino" or (name, cores) == ("vllm", None):
+            check_counted(driver, driver.engine.count_operators(driver.instance_id, shape, cores))
+        else:
+            with pytest.raises(EngineError, match="has no counters of operators"):
+                driver.engine.count_operators(driver.instance_id, shape, cores)
+
+
+def check_counted(driver: Driver, counted: CountedIteration) -> None:
     assert counted.elapsed_s > 0
-    operators = dict(counted.operators)
-    assert {Role.ATTENTION, Role.GATE_UP, Role.HEAD} <= set(operators) <= set(Role)
-    assert 0 < sum(operators.values()) < 1.5 * counted.elapsed_s
+    operators = {name for name, _ in counted.operators}
+    assert {Role.ATTENTION, Role.GATE_UP, Role.HEAD} <= operators <= set(Role)
     assert driver.books.kv_blocks_used == 0
 
 
