@@ -15,6 +15,7 @@ collect_ignore = (
         "test_spare_processes.py",
         "test_alike.py",
         "test_as_is.py",
+        "test_counting.py",
         "test_sampler.py",
         "test_ends.py",
         "test_exactness.py",
