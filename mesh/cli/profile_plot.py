@@ -117,7 +117,7 @@ def _by_operator(
             known = {of: grids[name] for of, grids in by_cores.items() if name in grids}
             taken_s = [grid.seconds[-1][column] for grid in known.values()]
             lines.append((name, list(known), taken_s))
-        found.append(_Picture(f"{at}, {some.rows[-1]} {rows}", "cores", "operator", lines))
+        found.append(_Picture(f"{at}, {rows} {some.rows[-1]}", "cores", "operator", lines))
     return found
 
 
