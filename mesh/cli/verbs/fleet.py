@@ -24,6 +24,8 @@ UP_S_MAX, PLACES_S_MAX = 60.0, 8.0
 """How long all agents are waited for, and how long machines are of which Ray has too few."""
 STEADY_S = 3.0
 """An agent that has lived for so long has good options."""
+STARTS_MAX = 3
+"""`up` waits no longer for one that has been started so often and does not run."""
 POLL_S = 0.5
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -131,6 +133,8 @@ def up(
         while not _settled(found := seen(device)):
             lacks = found.looked and found.places < (found.wanted or 0)
             if time.monotonic() - began_s >= (PLACES_S_MAX if lacks else UP_S_MAX):
+                break
+            if any(agent.pid is None and agent.starts >= STARTS_MAX for agent in found.agents):
                 break
             time.sleep(POLL_S)
         _show(found, Format.TABLE)
