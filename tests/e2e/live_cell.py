@@ -129,6 +129,9 @@ class LiveCell:
     once for all tests.
     """
 
+    controller: Process
+    """The one that was started last."""
+
     def __init__(self, root: Path, store_home: Path) -> None:
         self._root = root
         self._store_home = store_home
@@ -152,12 +155,13 @@ class LiveCell:
         return process
 
     def _start_controller(self, arguments: Sequence[str]) -> Process:
-        return self._start(
+        self.controller = self._start(
             "controller",
             CONTROLLER,
             *("--listen", self.address, "--home", str(self._root)),
             *arguments,
         )
+        return self.controller
 
     def start_node(
         self,

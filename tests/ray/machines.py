@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +21,7 @@ SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "a-token-of-32-characters-or-more-0",
 }
+ALIKE = ("--node-ip-address", "127.0.0.1", "--include-log-monitor", "false")
 BIN = Path(sys.executable).parent
 
 
@@ -25,28 +29,45 @@ def environment() -> dict[str, str]:
     return {**os.environ, **SETTINGS, "PATH": f"{BIN}:{os.environ['PATH']}"}
 
 
+def started(folder: Path, host: str, *options: str, **environ: str) -> "subprocess.Popen[str]":
+    """Begin `ray start` on a machine of that name. Its home, and what Ray keeps, is its own: where
+    machines share a folder and start at once they take each other's sockets.
+    """
+    command = ["ray", "start", "--temp-dir", str(folder / host), *options, *ALIKE]
+    return subprocess.Popen(
+        ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command],
+        env={**environment(), "MESH_HOME": str(folder / f"{host}-home"), **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 class RayMachines:
-    """`folder` has a short path: Ray's sockets are below it."""
+    """`folder` has a short path: Ray's sockets are below it. Each of the machines has a device."""
 
     address = f"127.0.0.1:{PORT}"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, names: Collection[str]) -> None:
+        self.folder, self._names = folder, names
 
     def start(self) -> None:
-        """The head, which has no device for mesh."""
-        self._ray(
-            *("start", "--head", "--port", str(PORT), "--num-cpus", "0"),
-            *("--temp-dir", str(self._folder / "ray"), "--include-dashboard=false"),
-        )
+        """Start the head, which has no device for mesh, and then the machines."""
+        self.start_head()
+        joining = ("--address", self.address, "--num-cpus", "1")
+        device = ("--resources", json.dumps({"mesh_cpu": 1}))
+        with ThreadPoolExecutor(len(self._names)) as pool:
+            list(pool.map(lambda name: self._start(name, *joining, *device), self._names))
 
-    def join(self, name: str) -> None:
-        """A machine with one device."""
-        resources = json.dumps({"mesh_cpu": 1})
-        self._ray(
-            *("start", "--address", self.address, "--num-cpus", "1", "--resources", resources),
-            host=name,
-        )
+    def start_head(self, *options: str, **environ: str) -> None:
+        plain = ("--head", "--port", str(PORT), "--num-cpus", "0", "--include-dashboard", "false")
+        self._start("head", *plain, *options, **environ)
+
+    def live(self) -> bool:
+        """Whether the head and all machines run."""
+        raylets = [each for each in self._of_ray() if _line(each).split()[0].endswith("/raylet")]
+        return len(raylets) > len(self._names)
 
     def kill(self) -> None:
         """All of Ray at once; what it has not started as its own lives on."""
@@ -54,6 +75,13 @@ class RayMachines:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(self._of_ray(), timeout=10.0)
+
+    def clear(self) -> None:
+        """End Ray, and what it has left."""
+        self.kill()
+        for pid in self.agents().values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def mesh(self, *arguments: str, s_max: float = START_S_MAX) -> subprocess.CompletedProcess[str]:
         """`mesh fleet` with these arguments, from another machine."""
@@ -70,25 +98,23 @@ class RayMachines:
     def agents(self) -> dict[str, int]:
         """The process of each agent that lives on any machine, by the node's name."""
         found = {}
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            if "--name" in words and "node" in words and process.status() != psutil.STATUS_ZOMBIE:
-                name = words[words.index("--name") + 1]
-                assert name not in found, f"{name} runs twice"
-                found[name] = process.pid
+        running = {
+            process.pid: (words[words.index("--name") + 1], process.info["ppid"])
+            for process in psutil.process_iter(["cmdline", "ppid", "status"])
+            if process.info["status"] != psutil.STATUS_ZOMBIE
+            and {"node", "--name"} <= set(words := process.info["cmdline"] or [])
+        }
+        for pid, (name, parent) in running.items():
+            if parent in running:
+                continue  # it has been forked from an agent, to become something else
+            assert name not in found, f"{name} runs twice"
+            found[name] = pid
         return found
 
-    def _ray(self, *arguments: str, host: str = "head") -> None:
-        command = ["ray", *arguments, "--node-ip-address", "127.0.0.1"]
-        done = subprocess.run(
-            ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command],
-            env={**environment(), "MESH_HOME": str(self._folder / host)},
-            capture_output=True,
-            text=True,
-            timeout=START_S_MAX,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    def _start(self, host: str, *options: str, **environ: str) -> None:
+        process = started(self.folder, host, *options, **environ)
+        said, _ = process.communicate(timeout=START_S_MAX)
+        assert process.returncode == 0, said
 
     def actors(self) -> list[psutil.Process]:
         """The processes of supplier and keepers."""

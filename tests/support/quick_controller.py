@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from mesh.controller.main import read_node_ranges
 from mesh.controller.options import HTTP_OFF
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.limits import CellLimits
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--grace-s", type=float, default=0.0)
     parser.add_argument("--http", default=HTTP_OFF)
     parser.add_argument("--policy", default=DEFAULT_POLICY)
+    parser.add_argument("--nodes-wanted", action="append", default=[])
     given = parser.parse_args()
     limits = replace(
         CellLimits(),
@@ -32,6 +34,10 @@ def main() -> None:
         lease_check_s=0.1,
         load_retry_s=0.2,
         parked_s_max=given.parked_s,
+        node_ranges=read_node_ranges(given.nodes_wanted),
+        node_settle_s=1.0,
+        node_pause_s=5.0,
+        node_idle_s=5.0,
     )
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     config = ControllerConfig(

@@ -8,11 +8,11 @@ import psutil
 POLL_S = 0.01
 
 
-def until(condition: Callable[[], bool], for_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], for_s: float = 60.0, poll_s: float = POLL_S) -> None:
     give_up_s = time.monotonic() + for_s
     while not condition():
         assert time.monotonic() < give_up_s, f"it did not happen within {for_s:g} s"
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
 
 
 def alive(pid: int) -> bool:
