@@ -221,6 +221,17 @@ def test_a_deployment_without_its_minimum_wants_a_node() -> None:
     assert kind(kept).wanted == 1
 
 
+def test_calls_that_minimums_leave_no_room_for_want_a_node() -> None:
+    """The node has nothing to do, but what it holds stays there."""
+    kept = CellUnderTest(deployment("a", replicas_min=1), deployment("b"), limits=LIMITS)
+    link, said = kept.join(hello(memory_bytes=200 * MIB))
+    kept.loaded(link, only(commands(said, LoadInstance), LoadInstance).instance_id)
+    seconds(kept, SETTLE + PAUSE + 1)
+    assert kind(kept).wanted == 1
+    seconds(kept, 10, call="b")
+    assert kind(kept).wanted > 1
+
+
 def test_a_machine_that_never_comes_is_reported_once(cell: CellUnderTest) -> None:
     seconds(cell, SETTLE + PAUSE + 1)
     began_s = cell.now_s

@@ -148,9 +148,9 @@ class EventContext:
         self, entry: DeploymentEntry, *, for_minimum: bool = False
     ) -> WantedEntry | None:
         """The kind of which a node more would give a deployment room or time; None where none
-        would: it has all of its instances, or a node of the kind has nothing to do, or, for
-        `replicas_min`, holds nothing; or its nodes could not hold an instance, were they empty. Of
-        several kinds it is the first that may have more, and whose machines come.
+        would: it has all of its instances, or a node of the kind has nothing to do and room for it,
+        or, for `replicas_min`, holds nothing; or its nodes could not hold an instance, were they
+        empty. Of several kinds it is the first that may have more, and whose machines come.
         """
         if entry.replicas() >= entry.spec.scaling.replicas_max:
             return None
@@ -162,13 +162,22 @@ class EventContext:
             if kind.range.device in self.policy.devices
             and (not kind.known or any(node.could_hold(entry) for node in kind.known))
             and not any(
-                self.rests(node) and not (for_minimum and node.instances)
+                not node.instances if for_minimum else self._may_serve(node, entry)
                 for node in nodes
-                if node.device is kind.range.device
+                if node.device is kind.range.device and self.rests(node)
             )
         ]
         below = [kind for kind in helped if (kind.wanted or 0) < kind.range.most]
         return min(below or helped, key=lambda kind: kind.reported, default=None)
+
+    def _may_serve(self, node: NodeEntry, entry: DeploymentEntry) -> bool:
+        """Whether a node that rests has an instance of the deployment, or room for one beside what
+        is to stay there.
+        """
+        if entry.deployment is None or any(i.node is node for i in entry.instances.values()):
+            return True
+        least_bytes = node.footprint_of(entry.deployment).instance_bytes(1)
+        return least_bytes <= self.obtainable_bytes(node, entry)
 
     def note_lack(self, entry: DeploymentEntry, *, too_long: bool) -> None:
         """A call of the deployment is refused for want of room or time. One that is `too_long`
