@@ -34,14 +34,13 @@ from mesh.domain.views import (
 from mesh.report.cell_state import CellPicture
 from mesh.report.memory_parts import gauges
 from mesh.runtime.clock import Now
+from mesh.runtime.turns import others_first
 
 SAMPLE_S = 1.0
 LOST_S, LOST_MAX = 300.0, 64
 """So long a node that was seen and is lost is shown as lost, and at most so many: those that were
 lost last.
 """
-LOOK_S = 0.001
-"""For so long the cell is looked at in one go; then it decides what has come meanwhile."""
 GAUGES_S = 2.5
 """For so long the gauges of a picture are a sample's: pictures may come a little more seldom."""
 GAUGE_SAMPLES = 15
@@ -108,8 +107,9 @@ class Viewed:
                 looking.send(self._clock.now_s())
             except StopIteration as end:
                 snapshot: CellSnapshot = end.value
+                await asyncio.sleep(0)
                 return snapshot
-            begun_s = await _others_first(begun_s)
+            begun_s = await others_first(begun_s)
 
     def _see(self, nodes: Sequence[NodeSnapshot]) -> None:
         now_s = self._clock.now_s()
@@ -179,7 +179,7 @@ class Viewed:
         recent_of, begun_s = {}, time.perf_counter()
         for name in names:
             recent_of[name] = self._recent.calls(now_s, (name,))
-            begun_s = await _others_first(begun_s)
+            begun_s = await others_first(begun_s)
         uptime_s = now_s - self._started_s
         batches = [of for of in self._batches() if operator or of.tenant == asks.tenant]
         status = cell_status(seen, batches, uptime_s=uptime_s, state_path=self._state_path)
@@ -190,14 +190,6 @@ class Viewed:
             recent=self._recent.calls(now_s, (ALL,) if operator else names),
             recent_of=recent_of,
         )
-
-
-async def _others_first(begun_s: float) -> float:
-    """When the loop was last given to others: now, where that was longer ago than LOOK_S."""
-    if time.perf_counter() - begun_s <= LOOK_S:
-        return begun_s
-    await asyncio.sleep(0)
-    return time.perf_counter()
 
 
 def _own_status(status: CellStatus, seen: CellSnapshot) -> CellStatus:

@@ -8,6 +8,7 @@ the events. After: `Watched`, the controller's view of itself.
 
 import asyncio
 import re
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -21,6 +22,7 @@ from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
 from mesh.report.cell_state import CellPicture, State, cell_state, change
 from mesh.report.plain import members, plain_json
+from mesh.runtime.turns import Steps, in_turns, others_first
 from mesh.wire.mailbox import Mailbox
 
 TICK_S = 1.0
@@ -33,8 +35,10 @@ KEPT_BYTES_MAX = 8 << 20
 """So much is kept for viewers that come back, of each audience."""
 LINES_MAX = 200
 """So many of the last lines come with the whole state."""
-PIECES_DEPTH = 2
+STATE_DEPTH = 2
 """Members of a state within so many levels are encoded each by itself; smaller ones cost more."""
+PIECE_ENTRIES = 128
+"""So many names and values are a piece: 60 kB of a large cell, written in a fraction of 1 ms."""
 LOST = "what happened since then is not kept any more"
 DROPPED = f"this viewer reads too slowly: {VIEWER_EVENTS_MAX} events waited for it"
 ENDED = "the controller is stopping"
@@ -87,11 +91,11 @@ class _Audience:
                 viewer.missed = True
                 viewer.blocks.close()
 
-    def since(self, number: int) -> bytes | None:
+    def since(self, number: int) -> list[bytes] | None:
         """The events after the one of this number; `None` where they are not all here."""
         if not self.whole_from <= number <= self.number:
             return None
-        return b"".join(block for kept, block in self.kept if kept > number)
+        return [block for kept, block in self.kept if kept > number]
 
 
 class Feed:
@@ -106,7 +110,7 @@ class Feed:
         self._lines: deque[tuple[CellLine, bytes]] = deque(maxlen=LINES_MAX)
         self._fresh: list[tuple[CellLine, bytes]] = []
         """Those of this turn of the loop, told together: hundreds may come at once."""
-        self._refreshing = asyncio.Lock()
+        self._refreshing, self._encoding = asyncio.Lock(), asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
@@ -114,18 +118,17 @@ class Feed:
     def viewers(self) -> int:
         return sum(len(audience.viewers) for audience in self._audiences.values())
 
-    async def cell(self, asks: Caller) -> bytes:
-        """The whole state as JSON: what viewers were told last, where there are any."""
+    async def cell(self, asks: Caller) -> list[bytes]:
+        """The whole state as JSON, in pieces: what viewers were told last, where there are any."""
         audience = self._audiences.get(_audience_of(asks))
         if audience is not None:
-            return await asyncio.to_thread(_whole, audience.state, self._samples(asks), "")
+            return await self._whole(audience.state, asks, "")
         (picture,) = await self._watched.pictures([asks])
-        samples = self._samples(asks)
-        return await asyncio.to_thread(lambda: _whole(cell_state(picture), samples, ""))
+        return await self._whole(await in_turns(cell_state(picture)), asks, "")
 
-    async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[bytes, None]:
+    async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[list[bytes], None]:
         """The events after the one of `last_id`; where that is not possible, the whole state, which
-        says so. Raises Unavailable when too many view already.
+        says so, in pieces. Raises Unavailable when too many view already.
         """
         key, viewer = _audience_of(asks), _Viewer()
         audience = self._audiences.get(key)
@@ -143,11 +146,13 @@ class Feed:
                 # What is told from here on comes after this state.
                 self._tell_lines()
                 viewer.blocks = Mailbox(VIEWER_EVENTS_MAX)
-                blocks = await self._opening(asks, audience, LOST if last_id else "")
+                head = f"id: {self._run}-{audience.number}\n".encode()
+                blocks = [head, *await self._opening(asks, audience, LOST if last_id else "")]
             yield blocks
             while more := await viewer.blocks.take():
-                yield b"".join(more)
-            yield _block("end", {"why": DROPPED if viewer.missed else ENDED})
+                yield [b"".join(more)]
+            why = plain_json({"why": DROPPED if viewer.missed else ENDED})
+            yield [b"event: end\ndata: %b\n\n" % why]
         finally:
             audience.viewers.remove(viewer)
             if not audience.viewers:
@@ -165,8 +170,8 @@ class Feed:
             audiences = dict(self._audiences)
             pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
-                audience.state = cell_state(picture)
-                self._tell(audience, await self._whole_of(asks, audience, ""))
+                audience.state = await in_turns(cell_state(picture))
+                self._tell(audience, b"".join(await self._opening(asks, audience, "")))
 
     def close(self) -> None:
         """End every viewer's events when they have been told what there is."""
@@ -194,15 +199,22 @@ class Feed:
         found = re.fullmatch(r"(\w{1,40})-([0-9]{1,15})", last_id)
         return int(found[2]) if found and found[1] == self._run else -1
 
-    async def _opening(self, asks: Caller, audience: _Audience, why: str) -> bytes:
+    async def _opening(self, asks: Caller, audience: _Audience, why: str) -> list[bytes]:
         """The whole state, and the last lines."""
-        head = f"id: {self._run}-{audience.number}\n".encode()
-        return head + await self._whole_of(asks, audience, why)
-
-    async def _whole_of(self, asks: Caller, audience: _Audience, why: str) -> bytes:
         seen = [block for line, block in self._lines if self._watched.sees(asks, line)]
-        body = await asyncio.to_thread(_whole, audience.state, self._samples(asks), why)
-        return b"event: cell\ndata: " + body + b"\n\n" + b"".join(seen)
+        body = await self._whole(audience.state, asks, why)
+        return [b"event: cell\ndata: ", *body, b"\n\n" + b"".join(seen)]
+
+    async def _whole(self, state: State, asks: Caller, why: str) -> list[bytes]:
+        """For one viewer at a time: in one turn of the loop each of many would go on."""
+        samples = self._samples(asks)
+        columns = {
+            one.name: [getattr(sample, one.name) for sample in samples]
+            for one in fields(CellSample)
+        }
+        async with self._encoding:
+            data = {"why": why, **state, "samples": columns}
+            return await in_turns(_encoded(data, STATE_DEPTH))
 
     def _samples(self, asks: Caller) -> tuple[CellSample, ...]:
         return tuple(self._watched.samples(asks))
@@ -228,7 +240,7 @@ class Feed:
             pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
                 before, latest = audience.state, self._samples(asks)[-1:]
-                audience.state, block = await asyncio.to_thread(_next, before, picture, latest)
+                audience.state, block = await in_turns(_next(before, picture, latest))
                 if block:
                     self._tell(audience, block)
 
@@ -238,8 +250,10 @@ class Feed:
         while True:
             with suppress(Unavailable):
                 async with aclosing(self._watched.lines(backlog=backlog, follow=True)) as events:
+                    begun_s = time.perf_counter()
                     async for event in events:
                         self._line(event)
+                        begun_s = await others_first(begun_s)
             backlog = 0
             await asyncio.sleep(TICK_S)
 
@@ -272,41 +286,39 @@ def _audience_of(asks: Caller) -> Caller:
     return Caller() if asks.role is Role.ADMIN else Caller(role=asks.role, tenant=asks.tenant)
 
 
-def _next(before: State, picture: CellPicture, latest: Sequence[CellSample]) -> tuple[State, bytes]:
+def _next(
+    before: State, picture: CellPicture, latest: Sequence[CellSample]
+) -> Steps[tuple[State, bytes]]:
     """The state that the picture shows, and the event that says what has changed. There is none
     where nothing was told before.
     """
-    after = cell_state(picture)
+    after = yield from cell_state(picture)
     if not before:
         return after, b""
-    return after, _block("change", {"patch": change(before, after), "samples": latest})
+    patch = yield from change(before, after)
+    body = yield from _encoded({"patch": patch, "samples": latest}, STATE_DEPTH + 1)
+    return after, b"".join([b"event: change\ndata: ", *body, b"\n\n"])
 
 
-def _whole(state: State, samples: Sequence[CellSample], why: str) -> bytes:
-    columns = {
-        one.name: [getattr(sample, one.name) for sample in samples] for one in fields(CellSample)
-    }
-    return _in_pieces({"why": why, **state, "samples": columns}, PIECES_DEPTH)
+def _encoded(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
+    """As `plain_json`, a deployment, a node or an instance at a time; many of these are a piece."""
+    pieces, entries = [], []
+    for entry in _entries(data, depth):
+        entries.append(entry)
+        if len(entries) == PIECE_ENTRIES:
+            pieces.append(b"".join(entries))
+            entries.clear()
+        yield
+    return [*pieces, b"".join(entries)]
 
 
-def _block(name: str, data: Mapping[str, object]) -> bytes:
-    return f"event: {name}\ndata: ".encode() + _in_pieces(data, PIECES_DEPTH + 1) + b"\n\n"
-
-
-def _in_pieces(data: Mapping[str, object], depth: int) -> bytes:
-    """As `plain_json`, a deployment, a node or an instance at a time. Within one call of it no
-    other thread runs, and the controller's loop is one.
-    """
-    return b"".join(_pieces(data, depth))
-
-
-def _pieces(value: object, depth: int) -> Iterator[bytes]:
+def _entries(value: object, depth: int) -> Iterator[bytes]:
     if not isinstance(value, Mapping) or not value or not depth:
         yield plain_json(value)
         return
     mark = b"{"
     for name, inner in value.items():
         yield mark + plain_json(name) + b":"
-        yield from _pieces(inner, depth - 1)
+        yield from _entries(inner, depth - 1)
         mark = b","
     yield b"}"

@@ -31,7 +31,7 @@ class CellState:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
         async with exchange.answering():
-            await exchange.json(await self._feed.cell(caller()))
+            await exchange.json(*await self._feed.cell(caller()))
 
 
 class CellEvents:
@@ -56,9 +56,11 @@ class CellEvents:
                     try:
                         async for blocks in events:
                             self._check(request)
-                            write = exchange.write if exchange.begun else exchange.stream
-                            async with asyncio.timeout(WRITE_S_MAX):
-                                await write(blocks)
+                            for block in blocks:
+                                write = exchange.write if exchange.begun else exchange.stream
+                                async with asyncio.timeout(WRITE_S_MAX):
+                                    await write(block)
+                                await asyncio.sleep(0)
                         async with asyncio.timeout(WRITE_S_MAX):
                             await exchange.end()
                     except TimeoutError:

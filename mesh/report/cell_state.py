@@ -16,6 +16,7 @@ from mesh.domain.values import dataclass
 from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot, PrefetchView
 from mesh.report.memory_parts import free_bytes, parts
 from mesh.report.plain import Plain, members, plain_fields
+from mesh.runtime.turns import Steps
 
 State = dict[str, Any]
 """Its leaves are plain, or values of the domain without tables of pairs."""
@@ -55,41 +56,45 @@ def status_fields(
     return {**plain_fields(status), **told}
 
 
-def cell_state(picture: CellPicture) -> State:
+def cell_state(picture: CellPicture) -> Steps[State]:
     """The whole picture. Instances stand by themselves, for each is of a node and a deployment."""
-    instances = {i.instance_id: i for one in picture.deployments for i in one.instances}
-    instances |= {i.instance_id: i for node in picture.nodes for i in node.instances}
+    nodes, deployments = {}, {}
+    instances: State = {}
+    for one in picture.deployments:
+        recent = _recent(picture.recent_of[one.spec.name])
+        deployments[str(one.spec.name)] = {**_without_instances(one), "recent": recent}
+        instances |= {str(i.instance_id): i for i in one.instances}
+        yield
+    for node in picture.nodes:
+        nodes[str(node.node_id)] = _node(node)
+        instances |= {str(i.instance_id): i for i in node.instances}
+        yield
     return {
         "status": status_fields(picture.status, picture.deployments),
         "recent": _recent(picture.recent),
-        "nodes": {str(node.node_id): _node(node) for node in picture.nodes},
-        "deployments": {
-            str(one.spec.name): {
-                **_without_instances(one),
-                "recent": _recent(picture.recent_of[one.spec.name]),
-            }
-            for one in picture.deployments
-        },
-        "instances": {str(name): one for name, one in sorted(instances.items())},
+        "nodes": nodes,
+        "deployments": deployments,
+        "instances": dict(sorted(instances.items())),
     }
 
 
-def change(before: State, after: State) -> State:
+def change(before: State, after: State) -> Steps[State]:
     """The merge patch that makes `before` into `after`; empty where they are alike."""
     patch: State = {name: None for name in before if name not in after}
     for name, value in after.items():
         earlier = before.get(name)
         if isinstance(value, dict) and isinstance(earlier, dict):
-            inner = change(earlier, value)
+            inner = yield from change(earlier, value)
         elif earlier == value:
             continue
         elif is_dataclass(value) and is_dataclass(earlier):
-            inner = change(members(earlier), members(value))
+            inner = yield from change(members(earlier), members(value))
         else:
             patch[name] = value
             continue
         if inner:
             patch[name] = inner
+    yield
     return patch
 
 

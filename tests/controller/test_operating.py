@@ -37,6 +37,7 @@ from mesh.domain.views import CellSnapshot
 from mesh.http.exchange import Bodies
 from mesh.http.operating import OperateAll
 from mesh.report.calls import CallBook
+from mesh.runtime import turns
 from mesh.sim.clock import HeapClock
 from mesh.wire import access
 from tests.cli.views import CHAT_SMALL, NODE
@@ -221,7 +222,7 @@ def test_the_nodes_that_are_shown_as_lost_are_those_lost_last(
 
 async def test_a_large_cell_is_looked_at_while_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node is lost and a deployment goes amid the look."""
-    monkeypatch.setattr(viewed, "LOOK_S", 0.0)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
     cell = CellUnderTest(*(deployment(f"chat-{n}") for n in range(10)))
     cell.join(hello("n1"))
     link, _ = cell.join(hello("n2"))

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from math import inf, nan
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 import requests
@@ -31,12 +31,14 @@ from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
 from mesh.report.cell_state import CellPicture, cell_state, change
 from mesh.report.plain import plain_fields, plain_json
+from mesh.runtime.turns import Steps
 from mesh.wire.access import Gate
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
 from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
 from tests.support.scripted_engine import FOOTPRINT
 
+T = TypeVar("T")
 ADMIN = Caller()
 CALLS = Recent().calls(0.0)
 PICTURE = CellPicture(
@@ -91,14 +93,24 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched()
 
 
+def done(steps: Steps[T]) -> T:
+    """All of them at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 def feed_of(watched: Watched) -> Feed:
     return Feed(watched, run="r1", unix_s=lambda: 100.0)
 
 
-async def told(blocks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str, Any]]:
+async def told(blocks: AsyncIterator[list[bytes]]) -> AsyncIterator[tuple[str, str, Any]]:
     """The id, name and data of each event."""
     async for some in blocks:
-        for block in some.decode().removesuffix("\n\n").split("\n\n"):
+        for block in b"".join(some).decode().removesuffix("\n\n").split("\n\n"):
             given = dict(line.split(": ", 1) for line in block.split("\n"))
             yield given.get("id", ""), given["event"], json.loads(given["data"])
 
@@ -124,7 +136,7 @@ async def test_a_viewer_is_told_the_whole_and_then_its_changes(watched: Watched)
         assert name == "change"
         assert change["patch"] == {"status": {"uptime_s": 2.0}}, "what is as it was is not told"
         assert [one["running"] for one in change["samples"]] == [2]
-    assert json.loads(await feed.cell(ADMIN))["status"].keys() == whole["status"].keys()
+    assert json.loads(b"".join(await feed.cell(ADMIN)))["status"].keys() == whole["status"].keys()
 
 
 async def test_a_snapshot_is_taken_for_all_viewers_not_for_nobody(watched: Watched) -> None:
@@ -297,7 +309,8 @@ LATER = replace(
 
 def test_the_state_is_encoded_as_the_command_line_prints_it() -> None:
     for picture in (PICTURE, LATER):
-        told = json.loads(feeds._whole(cell_state(picture), (), ""))
+        pieces = done(feeds._encoded(done(cell_state(picture)), feeds.STATE_DEPTH))
+        told = json.loads(b"".join(pieces))
         entries: list[tuple[Any, object]] = [(told["recent"], picture.recent)]
         entries += [(told["nodes"][node.node_id], node) for node in picture.nodes]
         entries += [(told["deployments"][one.spec.name], one) for one in picture.deployments]
@@ -320,8 +333,9 @@ def test_a_state_and_its_change_are_the_next_state() -> None:
         return {name: value for name, value in kept.items() if value is not None}
 
     for before, after in ((PICTURE, LATER), (LATER, PICTURE)):
-        was, now = cell_state(before), cell_state(after)
-        one, next_one, patch = (json.loads(plain_json(s)) for s in (was, now, change(was, now)))
+        was, now = done(cell_state(before)), done(cell_state(after))
+        states = was, now, done(change(was, now))
+        one, next_one, patch = (json.loads(plain_json(state)) for state in states)
         assert merged(merged({}, one), patch) == merged({}, next_one)
         assert patch.keys() == {"nodes", "deployments", "instances", "recent"}, "and no more"
         changed = patch["instances"][BUSY.instance_id]
@@ -332,9 +346,13 @@ def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:
     one: dict[str, object] = {"name": "\u202edeployment", "texts": ["x" * 1_000, None, 1.5]}
     state = {"deployments": {str(n): one for n in range(500)}, "nodes": {}, "why": ""}
     for told, encloses in ((state, 0), ({"patch": state, "samples": []}, 1)):
-        pieces = list(feeds._pieces(told, feeds.PIECES_DEPTH + encloses))
+        depth = feeds.STATE_DEPTH + encloses
+        entries = list(feeds._entries(told, depth))
+        assert b"".join(entries) == encoded(told)
+        assert max(map(len, entries)) < 2_000
+        pieces = done(feeds._encoded(told, depth))
         assert b"".join(pieces) == encoded(told)
-        assert max(map(len, pieces)) < 2_000
+        assert max(map(len, pieces)) < 100_000
 
 
 async def test_a_look_at_the_headers_takes_no_viewers_place(http: Edge) -> None:
