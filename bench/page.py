@@ -115,7 +115,7 @@ class PacedCell:
     """A virtual cell with its requests running, whose clock goes on as the loop has time."""
 
     def __init__(self, nodes: int, deployments: int, requests_open: int) -> None:
-        self.stall_s = self._worked_s = 0.0
+        self.stall_s = self._worked_s = self._computed_s = 0.0
         self._asked = 0
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "page.toml"
@@ -180,10 +180,11 @@ class PacedCell:
 
     async def go_on(self) -> None:
         while True:
-            begun_s = time.perf_counter()
+            begun_s, computed_s = time.perf_counter(), time.process_time()
             while time.perf_counter() - begun_s < WORK_S:
                 self.cell.clock.step()
             self._worked_s += time.perf_counter() - begun_s
+            self._computed_s += time.process_time() - computed_s
             await asyncio.sleep(TURN_S - WORK_S)
 
     async def probe(self) -> None:
@@ -191,11 +192,11 @@ class PacedCell:
         without what the process waited for a core, of which the browser beside it has one or two.
         """
         while True:
-            begun_s, worked_s = time.perf_counter(), self._worked_s
-            computed_s = time.process_time()
+            begun_s = time.perf_counter() - self._worked_s
+            computed_s = time.process_time() - self._computed_s
             await asyncio.sleep(PROBE_S)
-            kept_s = time.perf_counter() - begun_s - PROBE_S - (self._worked_s - worked_s)
-            computed_s = time.process_time() - computed_s
+            kept_s = time.perf_counter() - self._worked_s - begun_s - PROBE_S
+            computed_s = time.process_time() - self._computed_s - computed_s
             self.stall_s = max(self.stall_s, min(kept_s, computed_s))
 
 
