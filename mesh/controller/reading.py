@@ -23,6 +23,7 @@ from mesh.report.calls import CallBook
 from mesh.report.cell_report import CellReport, cell_report
 from mesh.report.plain import Plain, plain
 from mesh.runtime.clock import Now
+from mesh.runtime.turns import in_turns
 
 
 class ReadCell(Protocol):
@@ -62,10 +63,11 @@ class Reading:
         self._unix_s = unix_s
         self._started_s = clock.now_s()
 
-    def requests(self, asks: Caller, after: int) -> dict[str, Plain]:
+    async def requests(self, asks: Caller, after: int) -> dict[str, Plain]:
         """Those that are open, and those that ended after the one of this number."""
         now_s = self._clock.now_s()
-        return timeline(self._book, now_s, self._unix_s(), after=after, sees=asks.sees)
+        unix_s = self._unix_s()
+        return await in_turns(timeline(self._book, now_s, unix_s, after=after, sees=asks.sees))
 
     def request(self, asks: Caller, request_id: str) -> dict[str, Plain]:
         """Raises NotFound for one that is not known any more, or that is another tenant's."""

@@ -36,7 +36,7 @@ _SHOWN_CHARS = 40
 class Reads(Protocol):
     """What the controller tells each caller."""
 
-    def requests(self, asks: Caller, after: int) -> dict[str, Plain]: ...
+    async def requests(self, asks: Caller, after: int) -> dict[str, Plain]: ...
 
     def request(self, asks: Caller, request_id: str) -> dict[str, Plain]: ...
 
@@ -60,7 +60,7 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
-        return json_response(told().requests(caller(), int(after)))
+        return json_response(await told().requests(caller(), int(after)))
 
     async def one(request: Request) -> Response:
         return json_response(told().request(caller(), request.path_params["request_id"]))

@@ -4,22 +4,27 @@ minutes, one story whole, and a trace for Chrome's and Perfetto's viewers. Pure.
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from typing import TypeVar
 
 from mesh.report.calls import WINDOW_S, Call, CallBook, Load
 from mesh.report.plain import Plain
+from mesh.runtime.turns import Steps
 
 OPEN_SHOWN_MAX = 100
 """The oldest are shown, and how many there are."""
 ENDED_SHOWN_MAX = 400
 """The newest are shown."""
+T = TypeVar("T")
 Sees = Callable[[str], bool]
 """Whether whoever asks may see what is of this tenant."""
 
 
 def timeline(
     book: CallBook, now_s: float, unix_s: float, *, after: int, sees: Sees
-) -> dict[str, Plain]:
-    """`unix_s` is the wall clock at `now_s`; `after` the number of the last end that is known."""
+) -> Steps[dict[str, Plain]]:
+    """`unix_s` is the wall clock at `now_s`; `after` the number of the last end that is known. The
+    book is read at once; a step is a call or a load.
+    """
     zero_s = unix_s - now_s
     if after > book.number:
         after = 0  # of another controller's book, which counted further
@@ -32,10 +37,18 @@ def timeline(
         "window_s": WINDOW_S,
         "after": max((c.number for c in ended), default=after),
         "open_count": len(mine),
-        "open": [_open(call, now_s, zero_s) for call in islice(mine, OPEN_SHOWN_MAX)],
-        "ended": [_drawn(call, zero_s) for call in reversed(ended)],
-        "loads": [_load(one, zero_s) for one in loads],
+        "open": (yield from _each(mine[:OPEN_SHOWN_MAX], lambda c: _open(c, now_s, zero_s))),
+        "ended": (yield from _each(ended[::-1], lambda c: _drawn(c, zero_s))),
+        "loads": (yield from _each(loads, lambda load: _load(load, zero_s))),
     }
+
+
+def _each(shown: Iterable[T], made: Callable[[T], Plain]) -> Steps[list[Plain]]:
+    found = []
+    for one in shown:
+        found.append(made(one))
+        yield
+    return found
 
 
 def story(call: Call, now_s: float, unix_s: float) -> dict[str, Plain]:

@@ -47,7 +47,7 @@ async def test_a_journal_ends_where_its_cell_did(written: tuple[Path, CellSnapsh
     (picture,) = await view.pictures([ANYONE])
     assert (picture.nodes, picture.deployments) == (ended.nodes, ended.deployments)
     assert picture.status.served == ended.served > 0
-    told = view.reading.requests(ANYONE, 0)
+    told = await view.reading.requests(ANYONE, 0)
     assert told["open"] == []
     assert view.samples(ANYONE)
     report = await view.reading.report(ANYONE, 10**6)

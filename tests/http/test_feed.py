@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from math import inf, nan
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 import requests
@@ -31,14 +31,13 @@ from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
 from mesh.report.cell_state import CellPicture, cell_state, change
 from mesh.report.plain import plain_fields, plain_json
-from mesh.runtime.turns import Steps
+from mesh.runtime.turns import in_turns
 from mesh.wire.access import Gate
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
 from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
 from tests.support.scripted_engine import FOOTPRINT
 
-T = TypeVar("T")
 ADMIN = Caller()
 CALLS = Recent().calls(0.0)
 PICTURE = CellPicture(
@@ -91,16 +90,6 @@ class Watched:
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(feeds, "TICK_S", 0.01)
     return Watched()
-
-
-def done(steps: Steps[T]) -> T:
-    """All of them at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def feed_of(watched: Watched) -> Feed:
@@ -307,9 +296,10 @@ LATER = replace(
 )
 
 
-def test_the_state_is_encoded_as_the_command_line_prints_it() -> None:
+async def test_the_state_is_encoded_as_the_command_line_prints_it() -> None:
     for picture in (PICTURE, LATER):
-        pieces = done(feeds._encoded(done(cell_state(picture)), feeds.STATE_DEPTH))
+        state = await in_turns(cell_state(picture))
+        pieces = await in_turns(feeds._encoded(state, feeds.STATE_DEPTH))
         told = json.loads(b"".join(pieces))
         entries: list[tuple[Any, object]] = [(told["recent"], picture.recent)]
         entries += [(told["nodes"][node.node_id], node) for node in picture.nodes]
@@ -321,7 +311,7 @@ def test_the_state_is_encoded_as_the_command_line_prints_it() -> None:
             assert said.items() <= entry.items()
 
 
-def test_a_state_and_its_change_are_the_next_state() -> None:
+async def test_a_state_and_its_change_are_the_next_state() -> None:
     """Where a member that becomes null is left out."""
 
     def merged(target: Any, patch: Any) -> Any:
@@ -333,8 +323,8 @@ def test_a_state_and_its_change_are_the_next_state() -> None:
         return {name: value for name, value in kept.items() if value is not None}
 
     for before, after in ((PICTURE, LATER), (LATER, PICTURE)):
-        was, now = done(cell_state(before)), done(cell_state(after))
-        states = was, now, done(change(was, now))
+        was, now = await in_turns(cell_state(before)), await in_turns(cell_state(after))
+        states = was, now, await in_turns(change(was, now))
         one, next_one, patch = (json.loads(plain_json(state)) for state in states)
         assert merged(merged({}, one), patch) == merged({}, next_one)
         assert patch.keys() == {"nodes", "deployments", "instances", "recent"}, "and no more"
@@ -342,7 +332,7 @@ def test_a_state_and_its_change_are_the_next_state() -> None:
         assert changed.keys() == {"batch", "correction", "headroom_least_s", "stalls"}
 
 
-def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:
+async def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:
     one: dict[str, object] = {"name": "\u202edeployment", "texts": ["x" * 1_000, None, 1.5]}
     state = {"deployments": {str(n): one for n in range(500)}, "nodes": {}, "why": ""}
     for told, encloses in ((state, 0), ({"patch": state, "samples": []}, 1)):
@@ -350,7 +340,7 @@ def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:
         entries = list(feeds._entries(told, depth))
         assert b"".join(entries) == encoded(told)
         assert max(map(len, entries)) < 2_000
-        pieces = done(feeds._encoded(told, depth))
+        pieces = await in_turns(feeds._encoded(told, depth))
         assert b"".join(pieces) == encoded(told)
         assert max(map(len, pieces)) < 100_000
 

@@ -15,6 +15,8 @@ from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.report.call_views import chrome_trace, story, timeline
 from mesh.report.calls import CallBook, CallEnd
+from mesh.report.plain import Plain
+from mesh.runtime.turns import in_turns
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import arrivals, faults, plan, read_scenario, trace_of
@@ -80,18 +82,23 @@ def test_a_story_tells_every_decision_and_each_token_beside_its_deadline(
     assert refused.steps[-1][1].startswith(f"refused ({refused.end}): ")
 
 
-def test_a_timeline_goes_on_where_it_was_and_shows_a_tenant_its_own(
+async def test_a_timeline_goes_on_where_it_was_and_shows_a_tenant_its_own(
     run: tuple[CallBook, tuple[Outcome, ...], float],
 ) -> None:
     book, _, now_s = run
-    whole = timeline(book, now_s, now_s, after=0, sees=lambda tenant: True)
+
+    async def told(after: int = 0, of: str = "") -> dict[str, Plain]:
+        steps = timeline(book, now_s, now_s, after=after, sees=lambda who: who == of or not of)
+        return await in_turns(steps)
+
+    whole = await told()
     assert whole["ended"]
-    again = timeline(book, now_s, now_s, after=int(str(whole["after"])), sees=lambda tenant: True)
+    again = await told(after=int(str(whole["after"])))
     assert again["ended"] == []
     assert again["after"] == whole["after"]
-    anew = timeline(book, now_s, now_s, after=book.number + 1, sees=lambda tenant: True)
+    anew = await told(after=book.number + 1)
     assert anew["ended"] == whole["ended"], "the number is of another controller's book"
-    other = timeline(book, now_s, now_s, after=0, sees=lambda tenant: tenant == "acme")
+    other = await told(of="acme")
     assert (other["ended"], other["loads"], other["open_count"]) == ([], [], 0)
 
 
