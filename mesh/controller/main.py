@@ -113,7 +113,7 @@ def settle(address: str, http: str | None) -> None:
     """What start-up has made stays: the collector need not look at it again and again, which it
     does beside the tokens (a tenth of the controller's time under load). Since each look of the
     collector keeps the loop, it looks at all objects seldom, and at few new ones at a time. And
-    threads that render metrics and what viewers see let the event loop's go on soon.
+    threads that render metrics and reports let the event loop's go on soon.
     """
     gc.collect()
     gc.freeze()

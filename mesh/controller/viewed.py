@@ -107,7 +107,7 @@ class Viewed:
                 looking.send(self._clock.now_s())
             except StopIteration as end:
                 snapshot: CellSnapshot = end.value
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # its reader adds all of it up, which takes a turn itself
                 return snapshot
             begun_s = await others_first(begun_s)
 

@@ -1,7 +1,7 @@
 """Long work on the event loop, a step at a time: whatever else is ready goes on in between.
 
-A thread would compute beside the loop, but of the two only one runs Python at a time, and each call
-of the system costs the loop its place: it then waits for the thread again.
+In a thread it would keep the loop longer: only one of the two runs Python at a time, and after each
+system call the loop would wait for the thread again. Before: who makes what viewers see.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ TURN_S = 0.0005
 
 
 async def in_turns(steps: Steps[T]) -> T:
+    """What comes of the work. What it raises is raised here."""
     begun_s = time.perf_counter()
     while True:
         try:
