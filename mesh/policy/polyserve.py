@@ -60,7 +60,7 @@ class PolyServe(CoLocated):
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         for server in cell.instances():
-            label = label_of(server, cell)
+            label = label_of(server, cell.requests(server))
             if label != server.label:
                 yield Label(instance=server, label=label)
 
@@ -109,13 +109,18 @@ def pending(tpot_s: float) -> str:
 
 def tier_s_of(server: Labelled) -> float:
     """The TPOT of a server's tier; infinite where it has none."""
-    kind, _, rest = server.label.partition(" ")
-    return float(rest.removesuffix(" ms")) / 1e3 if kind == "tier" else inf
+    return pace_s_of(server) if server.label.startswith("tier") else inf
 
 
-def label_of(server: InstanceView, cell: CellView) -> str:
-    """What the label of a server should be by what it has."""
-    if not server.label or not server.batch:
+def pace_s_of(server: Labelled) -> float:
+    """The TPOT that its label names, whether it is of that tier or pends; infinite without one."""
+    _, _, pace = server.label.partition(" ")
+    return float(pace.removesuffix(" ms")) / 1e3 if pace else inf
+
+
+def label_of(server: InstanceView, requests: Iterable[RequestView]) -> str:
+    """What the label of a server should be by the requests that decode there."""
+    tightest_s = min((request.slo.tpot_s for request in requests), default=inf)
+    if not server.label or tightest_s == inf:
         return ""
-    tightest_s = min(request.slo.tpot_s for request in cell.requests(server))
     return server.label if tier(tightest_s) == server.label else pending(tightest_s)

@@ -2,13 +2,15 @@
 
 The rest is what a fixed budget of tokens leaves, or what the profile says that fits into the
 quickest pace of the batch, or into the time until its first token is due. One baseline has the
-first, the others the second, and `polyserve-co` the third.
+first, the others the second, `polyserve-co` the third, and `mesh-slo` that by deadlines.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, TypeVar
 
+from mesh.compute.times import Times
 from mesh.policy.rules.run_queues import NOBODY, RunQueue
 from mesh.policy.rules.turns import Grant, TurnBounds, one_iteration
 
@@ -33,6 +35,10 @@ class Chunked:
     """
     apart: int = 0
     """1: where first tokens are due, there is a server for prompts alone."""
+    by_due: int = 0
+    """1: prompts are computed beside decodes in the order of deadlines, and not of submission. The
+    pace is that of those who decode.
+    """
     name: ClassVar[str] = "chunked"
     period: ClassVar[int | None] = 0
 
@@ -42,6 +48,8 @@ class Chunked:
         passed = [other for other in queues if other is not queue]
         if self.apart and any(prompt.first for prompt in queue.prompts):
             return self._prompts_alone(queue, bounds.prefill_tokens_max, passed)
+        if self.by_due and queue.prompts:
+            return self._prompts_beside(queue, now_s, bounds.prefill_tokens_max, passed)
         limit_s = max(queue.tpot_s, queue.first_due_s - now_s) if self.ahead else queue.tpot_s
         tokens = self._chunk_tokens(queue, limit_s, bounds.prefill_tokens_max)
         return one_iteration(queue, tokens, passed)
@@ -59,6 +67,56 @@ class Chunked:
             if left <= 0:
                 break
         return named
+
+    def by_deadline(
+        self,
+        lefts: Sequence[tuple[K, int]],
+        *,
+        times: Times,
+        batch: int,
+        past: int,
+        spare_s: float,
+        tokens_max: int,
+    ) -> list[tuple[K, int]]:
+        """The same beside `batch` decodes, which the prompts may lengthen by `spare_s`; the first
+        of them has `past` tokens in the cache.
+        """
+        named = self.shared_out(lefts, tokens_max)
+        if not batch:
+            return named
+        most = sum(count for _, count in named)
+        fits = times.chunk_tokens(spare_s, past, batch, most)
+        left, cut = max(fits, min(most, self.chunk_tokens_min)), list[tuple[K, int]]()
+        for key, count in named:
+            if left > 0:
+                cut.append((key, min(count, left)))
+                left -= count
+        return cut
+
+    def _prompts_beside(
+        self, queue: RunQueue, now_s: float, tokens_max: int, passed: Sequence[RunQueue]
+    ) -> Grant:
+        """The nearest deadline first, beside all decodes, until one of those is due, or the first
+        of the prompts.
+        """
+        ordered = sorted(queue.prompts, key=lambda of: (of.due_s, of.request_id))
+        limit_s = inf
+        if queue.batch:
+            pace_s = min(part.tpot_s for part in queue.parts)
+            limit_s = min(
+                max(ordered[0].due_s - now_s, pace_s),
+                *[max(min(of.due_s, of.late_s) - now_s, of.tpot_s) for of in queue.parts],
+            )
+        named = self.by_deadline(
+            [(prompt.request_id, prompt.left) for prompt in ordered],
+            times=queue.times,
+            batch=queue.batch,
+            past=ordered[0].past,
+            spare_s=limit_s - queue.decode_s,
+            tokens_max=tokens_max,
+        )
+        seconds = queue.turn_s(sum(tokens for _, tokens in named))
+        return Grant(queue=queue, prefill=tuple(named), seconds=seconds, passed=passed)
 
     def _prompts_alone(self, queue: RunQueue, tokens_max: int, passed: Sequence[RunQueue]) -> Grant:
         """The nearest deadline first (§4.2); nobody decodes."""
@@ -87,5 +145,6 @@ class Chunked:
 CHUNKED = Chunked()
 AHEAD = Chunked(ahead=1)
 BUDGET = Chunked(fixed=1)
+BY_DUE = Chunked(by_due=1, chunk_tokens_min=64)
 APART = Chunked(apart=1, chunk_tokens_min=128)
 """A server for decodes computes what is left of the last blocks of those who come, all at once."""
