@@ -16,7 +16,8 @@ from mesh.domain.errors import InvalidInput, MeshError
 from mesh.domain.values import replace
 from mesh.evaluation.polyserve import (
     BASELINES,
-    POLYSERVE,
+    EITHER,
+    OWN,
     REFUSES_NOBODY,
     SERVERS,
     SLOW_KV_LINK_BYTES_PER_S,
@@ -44,7 +45,7 @@ QUICK_STEP = 5
 @click.option(
     "--policies",
     metavar="NAMES",
-    help="Default: both of PolyServe, and their baselines.",
+    help="Default: both of PolyServe, mesh-slo, and their baselines.",
 )
 @click.option("--no-refusal", is_flag=True, help="Of the default ones, those that refuse nobody.")
 @click.option(
@@ -86,15 +87,15 @@ def polyserve(
     jobs: int,
     form: Format,
 ) -> None:
-    """The goodput of PolyServe and its baselines, on virtual H200.
+    """The goodput of PolyServe, mesh-slo and their baselines, on virtual H200.
 
     The largest share of the optimal rate at which 90 % of the requests, and of each TPOT class,
     have every token in time.
     """
     names = _names(workloads) or tuple(WORKLOADS)
     ending = REFUSES_NOBODY if no_refusal else ""
-    usual = [name + ending for kind, own in POLYSERVE.items() for name in (own, *BASELINES[kind])]
-    chosen = _names(policies) or tuple(usual)
+    usual = [*OWN.values(), *BASELINES[EITHER]]
+    chosen = _names(policies) or tuple(name + ending for name in usual)
     for name in chosen:
         policy_of(name)
     if unknown := [name for name in names if name not in WORKLOADS]:

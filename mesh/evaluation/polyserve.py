@@ -54,13 +54,17 @@ WORKLOADS: Mapping[str, str] = {
     "splitwise": "azure-conversation",
 }
 """The paper's data sets (Table 1), and the lengths that have their percentiles."""
-TOGETHER, APART = "co", "pd"
-"""Prompts and decodes on the same servers, or on servers of their own."""
-POLYSERVE = {TOGETHER: "polyserve-co", APART: "polyserve-pd"}
+TOGETHER, APART, EITHER = "co", "pd", "slo"
+"""Prompts and decodes on the same servers, on servers of their own, or each request as it costs
+least.
+"""
+OWN = {TOGETHER: "polyserve-co", APART: "polyserve-pd", EITHER: "mesh-slo"}
+"""The policies that are compared with baselines."""
 BASELINES = {
     TOGETHER: ("co-random", "co-minimal", "co-chunk"),
     APART: ("pd-random", "pd-minimal"),
 }
+BASELINES[EITHER] = BASELINES[TOGETHER] + BASELINES[APART]
 REFUSES_NOBODY = "-no-refusal"
 """How the name of a policy ends that refuses nobody for an SLO."""
 FIXED = "co-chunk"
@@ -125,7 +129,9 @@ class Load:
                     device=DeviceKind.GPU,
                     hardware=HARDWARE,
                     memory_gib=MEMORY_BYTES / GIB,
-                    kv_link_bytes_per_s=self.kv_link_bytes_per_s if apart else 0.0,
+                    kv_link_bytes_per_s=0.0
+                    if kind_of(policy) == TOGETHER
+                    else self.kv_link_bytes_per_s,
                     costs=GivenCosts({"load_s": 0.0, "load_bytes_per_s": float("inf")}),
                 )
                 for name, count in (("prefill", prefill), ("server", self.servers - prefill))
@@ -206,14 +212,17 @@ class Optimum:
 
 
 def kind_of(policy: str) -> str:
-    """APART or TOGETHER."""
-    return APART if APART in policy.split("-") else TOGETHER
+    """TOGETHER, APART or EITHER."""
+    return next((kind for kind in (APART, EITHER) if kind in policy.split("-")), TOGETHER)
 
 
 def optimum(load: Load, kind: str = TOGETHER) -> Optimum:
-    """Servers over the mean cost of a request (§3.5)."""
+    """Servers over the mean cost of a request (§3.5); the higher of both where either may be."""
+    if kind == EITHER:
+        both = (optimum(load, TOGETHER), optimum(load, APART))
+        return max(both, key=lambda of: of.rate_per_s)
     rate_per_s = DRAWN / (load.warm_s + load.counted_s)
-    scenario = load.scenario(POLYSERVE[kind], rate_per_s)
+    scenario = load.scenario(OWN[kind], rate_per_s)
     trace = trace_of(scenario)
     assert trace is not None, "it is generated"
     drawn = list(arrivals(scenario, trace))
@@ -425,15 +434,16 @@ Found = Mapping[str, Mapping[str, Goodput]]
 
 def record(optima: Mapping[tuple[str, str], Optimum], found: Found) -> dict[str, object]:
     """As one plain value, for `-o json`; `optima` by workload and kind. Gains are over the best
-    baseline of a workload that refuses alike, in the mean over workloads that have both.
+    baseline of a workload that refuses alike, by requests a second, in the mean over workloads that
+    have both.
     """
     figures: dict[str, object] = {}
-    for kind, ending in product((TOGETHER, APART), ("", REFUSES_NOBODY)):
-        own = {name: of for name, of in found.items() if POLYSERVE[kind] + ending in of}
-        if ending and not own:
+    for kind, ending in product(OWN, ("", REFUSES_NOBODY)):
+        own = {name: of for name, of in found.items() if OWN[kind] + ending in of}
+        if not own and (ending or kind == EITHER):
             continue
-        whole = [of[POLYSERVE[kind] + ending] for of in own.values()]
-        gains = [_gains(of, kind, ending) for of in own.values()]
+        whole = [of[OWN[kind] + ending] for of in own.values()]
+        gains = [_gains(of, optima, workload, kind, ending) for workload, of in own.items()]
         of_kind = kind + ending.replace("-", "_")
         figures |= {
             f"gain_{of_kind}": _mean(gain for gain, _ in gains),
@@ -477,19 +487,32 @@ def _fitting(optima: Mapping[tuple[str, str], Optimum], workload: str) -> float:
     return next(of.offered_share for (name, _), of in optima.items() if name == workload)
 
 
-def _gains(of: Mapping[str, Goodput], kind: str, ending: str) -> tuple[float | None, float | None]:
-    """Those of PolyServe over the best baseline that refuses as it does. Goodput below
+def _gains(
+    of: Mapping[str, Goodput],
+    optima: Mapping[tuple[str, str], Optimum],
+    workload: str,
+    kind: str,
+    ending: str,
+) -> tuple[float | None, float | None]:
+    """Those of our policy of a kind over the best baseline that refuses as it does. Goodput below
     PERCENT_LEAST is not known: a baseline counts as that then, so that a gain is the least it is.
     """
-    own, names = of[POLYSERVE[kind] + ending], [name + ending for name in BASELINES[kind]]
-    others = [of[name] for name in names if name in of]
+    own = of[OWN[kind] + ending]
+    others = [(of[name], kind_of(name)) for name in _with(BASELINES[kind], ending) if name in of]
 
     def gain(percent: Callable[[Goodput], int]) -> float | None:
-        best = max((percent(one) for one in others), default=0)
-        known = others and (percent(own) or best)
-        return percent(own) / max(best, PERCENT_LEAST) if known else None
+        def per_s(share: int, of_kind: str) -> float:
+            return share * optima[workload, of_kind].rate_per_s
+
+        known = percent(own) or any(percent(one) for one, _ in others)
+        best = [per_s(max(percent(one), PERCENT_LEAST), of_kind) for one, of_kind in others]
+        return per_s(percent(own), kind) / max(best) if best and known else None
 
     return gain(lambda one: one.percent), gain(lambda one: one.percent_each_class)
+
+
+def _with(names: Iterable[str], ending: str) -> list[str]:
+    return [name + ending for name in names]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -6,6 +6,7 @@ from mesh.policy.fcfs import FCFS
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import ABLATIONS, LLM_MESH
 from mesh.policy.mesh import MESH, MESH_ABLATIONS
+from mesh.policy.mesh_slo import MESH_SLO, MESH_SLO_ABLATIONS
 from mesh.policy.polyserve import POLYSERVE_ABLATIONS, POLYSERVE_CO
 from mesh.policy.polyserve_apart import PD_POLICIES
 from mesh.policy.polyserve_baselines import CO_BASELINES
@@ -27,6 +28,8 @@ _ALL: tuple[Policy, ...] = (
     *POLYSERVE_ABLATIONS,
     *CO_BASELINES,
     *PD_POLICIES,
+    MESH_SLO,
+    *MESH_SLO_ABLATIONS,
 )
 _POLICIES = {made.name: made for made in _ALL}
 DEFAULT_POLICY = LLM_MESH.name

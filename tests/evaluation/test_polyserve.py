@@ -127,6 +127,23 @@ def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
     assert "gain_pd_no_refusal" not in made
 
 
+def test_the_gain_of_a_policy_of_either_kind_is_in_requests_a_second() -> None:
+    found = {"a": {"mesh-slo": _came_to(110, 90), "pd-minimal": _came_to(100, 80)}}
+    found["a"]["co-chunk"] = _came_to(130, 100)
+    optima = {
+        ("a", kind): Optimum(rate_per_s=rate_per_s, offered_share=1.0)
+        for kind, rate_per_s in (("co", 10.0), ("pd", 20.0), ("slo", 20.0))
+    }
+    made = record(optima, found)
+    assert (made["gain_slo"], made["gain_each_class_slo"]) == (1.1, 1.125)
+    assert made["optimal_share_slo"] == 1.1
+
+
+def test_the_optimum_of_either_kind_is_the_higher_one() -> None:
+    both = [optimum(SMALL, kind).rate_per_s for kind in ("co", "pd")]
+    assert optimum(SMALL, "slo").rate_per_s == max(both) > min(both)
+
+
 def test_a_light_load_is_met_where_each_tier_has_a_server() -> None:
     few = Load(workload="lmsys", servers=4, counted_s=6.0)
     assert attained("polyserve-co", few, 2.0).overall == 1.0

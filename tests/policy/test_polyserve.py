@@ -21,6 +21,7 @@ from mesh.policy.colocated import peak_tokens
 from mesh.policy.rules.chunked import AHEAD, APART, BUDGET, CHUNKED
 from mesh.policy.rules.run_queues import NOBODY
 from mesh.policy.rules.turns import next_turn
+from mesh.sim.slo_mix import with_classes
 from tests.core.admission import instance, node, submitted
 from tests.core.cells import CellUnderTest, commands, only, request
 from tests.policy.test_mesh import anywhere
@@ -198,23 +199,33 @@ def test_a_fixed_budget_counts_decodes() -> None:
 
 
 class Divided(CellUnderTest):
-    """Three servers that move KV blocks."""
+    """Three servers that move KV blocks, of a model with SLO classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: str = "polyserve-pd") -> None:
         super().__init__(
-            anywhere("a"),
+            with_classes(anywhere("a"), "0.02:0.5,0.05:0.5"),
             limits=CellLimits(delivery_s_max=0.0, kv_watermark_share=0.0),
             profiles=(GROWING,),
-            rule="polyserve-pd",
+            rule=rule,
         )
         self.links = {}
         for name in ("n1", "n2", "n3"):
             gpu = replace(node(name, instance(name, "a")), device=DeviceKind.GPU)
             self.links[name] = self.join(replace(gpu, kv_address=name, kv_format="f"))[0]
 
-    def ask(self, name: str, *, prompt: int = 100, ttft_s: float = 1.0) -> list[ControllerAction]:
+    def ask(
+        self,
+        name: str,
+        *,
+        prompt: int = 100,
+        ttft_s: float = 1.0,
+        tpot_s: float = 0.05,
+        price: float = 1.0,
+    ) -> list[ControllerAction]:
         asked = request(name, of="a", prompt=(1,) * prompt, max_tokens=100)
-        slo = Slo(name="c", ttft_s=ttft_s, ttft_tokens_per_s=1e9, tpot_s=0.05)
+        slo = Slo(
+            name=f"{tpot_s}", ttft_s=ttft_s, ttft_tokens_per_s=1e9, tpot_s=tpot_s, price=price
+        )
         return self.tell(InvokeRequested(request=asked, slo=slo))
 
     def labels(self) -> list[str]:
