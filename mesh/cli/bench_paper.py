@@ -35,6 +35,7 @@ from mesh.policy.registry import known_policies
 from mesh.report.charts.chart import Chart
 from mesh.runtime.policies import policy_of
 from mesh.sim.cell_costs import cell_costs
+from mesh.sim.slo_mix import read_mix
 from mesh_workloads.published import AZURE_CONVERSATION
 from mesh_workloads.trace import Trace
 
@@ -75,6 +76,12 @@ ABLATION_CELLS = (paper_case("7B/64"),)
     help="Look at each node at each refusal: whether its link was free, and the reason is true.",
 )
 @click.option(
+    "--slo-mix",
+    metavar="TPOT:SHARE,...",
+    default="",
+    help="SLO classes, and their shares of the requests: 0.1:0.3,0.25:0.4,1.0:0.3.",
+)
+@click.option(
     "--duration",
     "duration_s",
     metavar="SECONDS",
@@ -113,6 +120,7 @@ def paper(
     ablations: bool,
     ideal: bool | None,
     check_refusals: bool,
+    slo_mix: str,
     duration_s: float,
     seed: int,
     jobs: int,
@@ -130,6 +138,8 @@ def paper(
         check_plotting("--plots")
     if html is not None and not html.parent.is_dir():
         raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
+    if slo_mix:
+        read_mix(slo_mix)
     pairs = _pairs(policies, cells, ablations)
     source = _source(trace, lengths, seed)
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
@@ -142,15 +152,16 @@ def paper(
                 work=work[cell],
                 costs=costs,
                 check_refusals=check_refusals,
+                slo_mix=slo_mix,
             )
             for cell, name in pairs
         ]
         ends = run_all(planned, jobs, show)
     done = [end for end in ends if isinstance(end, Done)]
     made = Evaluation(
-        workload=_words(source, trace, seed, ideal=bool(ideal)),
+        workload=_words(source, trace, seed, ideal=bool(ideal)) + _mix_words(slo_mix),
         duration_s=duration_s,
-        runs=tuple(_evaluated(one, measured=trace is not None) for one in done),
+        runs=tuple(_evaluated(one, measured=trace is not None and not slo_mix) for one in done),
     )
     if done:
         _tell(made, form, html, plots)
@@ -201,6 +212,10 @@ def _words(source: Trace, trace: Path | None, seed: int, *, ideal: bool) -> str:
     load = f"trace {trace.name}" if trace else f"generated ({source.name}, seed {seed})"
     costs = "ideal costs" if ideal else "costs as measured"
     return f"{load}, {costs}"
+
+
+def _mix_words(slo_mix: str) -> str:
+    return f", SLO classes {slo_mix}" if slo_mix else ""
 
 
 def _evaluated(done: Done[PaperJob], *, measured: bool) -> EvaluatedRun:

@@ -19,6 +19,8 @@ from mesh.sim.cell_costs import IDEAL, MEASURED, CellCosts
 from mesh.sim.testbed import known_model
 from mesh_workloads.trace import Trace
 
+LOOSE = "0.25:0.5,1.0:0.5"
+
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
@@ -120,3 +122,13 @@ def test_a_run_follows_from_its_load(trace: Trace) -> None:
     assert 0 < numbers.cpu_nodes <= 4
     assert all(len(node.used) == 5 for node in first.nodes)
     assert run(cell, "fcfs", work).numbers != numbers
+
+
+def test_requests_are_measured_by_the_class_that_they_draw(trace: Trace) -> None:
+    cell = paper_case("3B/32")
+    work = load(trace, cell.functions, 5.0)
+    assert {
+        str(made.spec.class_default) for made in plan(cell, "fcfs", slo_mix=LOOSE).deployments
+    } == {"tpot-250ms"}
+    loose, strict = (run(cell, "fcfs", work, slo_mix=mix).numbers for mix in (LOOSE, "0.001:1.0"))
+    assert strict.met < loose.met <= loose.requests == len(work.arrivals)

@@ -25,6 +25,7 @@ from mesh.sim.costs import GivenCosts
 from mesh.sim.groups import DeploymentGroup, NodeGroup, deployments_of, node_plans
 from mesh.sim.node import NodePlan
 from mesh.sim.refusals import RefusalChecks, RefusalCounts
+from mesh.sim.slo_mix import with_classes, with_slos
 from mesh.sim.testbed import known_model
 from mesh.sim.workload import TraceFile, arrivals_of, from_file
 from mesh_workloads.generating import LLM_MESH, generate
@@ -55,6 +56,8 @@ COSTS = {
 """Weights stay in the hosts' memory: a CPU computes with them where they lie, a GPU copies them.
 All else costs what `CellCosts` says.
 """
+MIX_SEED = 1
+"""Of the classes that requests draw: the same under each policy."""
 KV_LINK_BYTES_PER_S = 12.5e9
 """KV blocks go from node to node at 100 Gb/s, as the testbed of SLINFER is connected."""
 LINK_DELAY_S = 0.001
@@ -140,13 +143,13 @@ def load(trace: Trace, functions: int, duration_s: float) -> Trace:
     return replace(kept, arrivals=arrivals, duration_s=duration_s)
 
 
-def plan(cell: PaperCase, policy: str, costs: CellCosts = MEASURED) -> CellPlan:
-    """Raises InvalidInput for a policy that there is not."""
+def plan(cell: PaperCase, policy: str, costs: CellCosts = MEASURED, slo_mix: str = "") -> CellPlan:
+    """Raises InvalidInput for a policy that there is not, or a mix that is none."""
     profiles = (table.profile for table in known_model(MODELS[cell.model]).costs.values())
     return CellPlan(
         nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, costs)),
         deployments=tuple(
-            made
+            with_classes(made, slo_mix) if slo_mix else made
             for function in functions_of(cell.functions)
             for made in deployments_of(_deployment(cell, function), costs)
         ),
@@ -177,18 +180,25 @@ def run(
     *,
     costs: CellCosts = MEASURED,
     check_refusals: bool = False,
+    slo_mix: str = "",
     told: Callable[[float], None] = lambda at_s: None,
 ) -> PaperRun:
-    """`work` is what `load` made for the cell; `told` hears the time of each arrival."""
+    """`work` is what `load` made for the cell; `told` hears the time of each arrival. With a mix
+    (`mesh.sim.slo_mix`) each request draws its class, and is measured by that.
+    """
     checks = RefusalChecks() if check_refusals else None
-    virtual = VirtualCell(plan(cell, policy, costs), recorders=() if checks is None else (checks,))
+    made = plan(cell, policy, costs, slo_mix)
+    virtual = VirtualCell(made, recorders=() if checks is None else (checks,))
     if checks is not None:
         checks.attach(virtual)
     sampler = Sampler(virtual, ceil(work.duration_s))
     functions = functions_of(cell.functions)
     names = [_name(function) for function in functions]
-    ended = virtual.run(arrivals_of(work, names, functions=functions), told)
-    outcomes = [replace(outcome, slo=SLO) for outcome in ended]
+    arrivals = arrivals_of(work, names, functions=functions)
+    if slo_mix:
+        outcomes = virtual.run(with_slos(arrivals, made.deployments, slo_mix, MIX_SEED), told)
+    else:
+        outcomes = [replace(outcome, slo=SLO) for outcome in virtual.run(arrivals, told)]
     virtual.clock.run_until(sampler.ends_s)
     nodes = sampler.series()
     return PaperRun(
@@ -209,6 +219,7 @@ class PaperJob:
     work: Trace
     costs: CellCosts = MEASURED
     check_refusals: bool = False
+    slo_mix: str = ""
 
     @property
     def name(self) -> str:
@@ -225,6 +236,7 @@ class PaperJob:
             self.work,
             costs=self.costs,
             check_refusals=self.check_refusals,
+            slo_mix=self.slo_mix,
         )
 
 
