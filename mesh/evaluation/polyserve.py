@@ -63,8 +63,8 @@ OWN = {TOGETHER: "polyserve-co", APART: "polyserve-pd", EITHER: "mesh-slo"}
 BASELINES = {
     TOGETHER: ("co-random", "co-minimal", "co-chunk"),
     APART: ("pd-random", "pd-minimal"),
+    EITHER: ("co-random", "co-minimal", "co-chunk", "pd-random", "pd-minimal"),
 }
-BASELINES[EITHER] = BASELINES[TOGETHER] + BASELINES[APART]
 REFUSES_NOBODY = "-no-refusal"
 """How the name of a policy ends that refuses nobody for an SLO."""
 FIXED = "co-chunk"
@@ -498,7 +498,8 @@ def _gains(
     PERCENT_LEAST is not known: a baseline counts as that then, so that a gain is the least it is.
     """
     own = of[OWN[kind] + ending]
-    others = [(of[name], kind_of(name)) for name in _with(BASELINES[kind], ending) if name in of]
+    names = [name + ending for name in BASELINES[kind]]
+    others = [(of[name], kind_of(name)) for name in names if name in of]
 
     def gain(percent: Callable[[Goodput], int]) -> float | None:
         def per_s(share: int, of_kind: str) -> float:
@@ -509,10 +510,6 @@ def _gains(
         return per_s(percent(own), kind) / max(best) if best and known else None
 
     return gain(lambda one: one.percent), gain(lambda one: one.percent_each_class)
-
-
-def _with(names: Iterable[str], ending: str) -> list[str]:
-    return [name + ending for name in names]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

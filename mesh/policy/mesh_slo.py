@@ -81,14 +81,14 @@ class MeshSlo(CoLocated):
     def _in_time(
         self, request: RequestView, server: InstanceView, cell: CellView, tier_s: float
     ) -> bool:
-        """Whether first tokens are in time there, those early that decode elsewhere."""
-
-        def early_s(of: RequestView, server: InstanceView, cell: CellView) -> float:
-            passes = _passes_through(of, server)
-            return hand_over_s(of, server, cell, self.pace_share) if passes else 0.0
-
+        """Whether nobody's first token is late there because of it, nor its own."""
         pace_s = tier_s * self.pace_share
-        return is_in_time(request, server, cell, self.rule, early_s, pace_s=pace_s)
+        return is_in_time(request, server, cell, self.rule, self._early_s, pace_s=pace_s)
+
+    def _early_s(self, request: RequestView, server: InstanceView, cell: CellView) -> float:
+        """By how much its first token has to be early if it decodes elsewhere."""
+        passes = _passes_through(request, server)
+        return hand_over_s(request, server, cell, self.pace_share) if passes else 0.0
 
     def _has_place(self, request: RequestView, cell: CellView) -> bool:
         """Whether there is room for its decodes beside those who are to come to their servers."""

@@ -57,7 +57,7 @@ COSTS = {
 All else costs what `CellCosts` says.
 """
 MIX_SEED = 1
-"""Of the classes that requests draw: the same under each policy."""
+"""The classes that requests draw are the same under each policy."""
 KV_LINK_BYTES_PER_S = 12.5e9
 """KV blocks go from node to node at 100 Gb/s, as the testbed of SLINFER is connected."""
 LINK_DELAY_S = 0.001
@@ -196,9 +196,9 @@ def run(
     names = [_name(function) for function in functions]
     arrivals = arrivals_of(work, names, functions=functions)
     if slo_mix:
-        outcomes = virtual.run(with_slos(arrivals, made.deployments, slo_mix, MIX_SEED), told)
-    else:
-        outcomes = [replace(outcome, slo=SLO) for outcome in virtual.run(arrivals, told)]
+        arrivals = with_slos(arrivals, made.deployments, slo_mix, MIX_SEED)
+    ended = virtual.run(arrivals, told)
+    outcomes = ended if slo_mix else tuple([replace(outcome, slo=SLO) for outcome in ended])
     virtual.clock.run_until(sampler.ends_s)
     nodes = sampler.series()
     return PaperRun(
