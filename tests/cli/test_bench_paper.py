@@ -129,7 +129,11 @@ def test_plots_without_matplotlib_fail_before_anything_runs(
 
 @pytest.mark.parametrize(
     ("arguments", "costs", "words"),
-    [((), MEASURED, "costs as measured"), (("--ideal",), IDEAL, "ideal costs")],
+    [
+        ((), MEASURED, "costs as measured"),
+        (("--ideal",), IDEAL, "ideal costs"),
+        (("--slo-mix", "0.25:1.0"), MEASURED, "costs as measured, SLO classes 0.25:1.0"),
+    ],
 )
 def test_costs_reach_the_run_and_are_told(
     arguments: tuple[str, ...],
@@ -145,7 +149,8 @@ def test_costs_reach_the_run_and_are_told(
 
     monkeypatch.setattr("mesh.evaluation.paper.cells.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json", *arguments)
-    assert told == [{"costs": costs, "check_refusals": False}]
+    slo_mix = arguments[1] if "--slo-mix" in arguments else ""
+    assert told == [{"costs": costs, "check_refusals": False, "slo_mix": slo_mix}]
     assert json.loads(ran.out)["workload"] == f"generated (llm-mesh, seed 1), {words}"
 
 
