@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.domain.reasons import DeviceKind, Verdict
+from mesh.domain.slo import Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Tests
 from mesh.policy.llm_mesh import LlmMesh
 from mesh.policy.plans import Join, Move, Plan, Release, Shortage, Start
@@ -52,6 +53,9 @@ class Mesh(LlmMesh):
     watermark is not lower.
     """
 
+    slack_share: float = 0.2
+    """The share of a deployment's mean answer that one is expected to have at least."""
+
     # Shadow validation rolls swaps forward as far as all weights could come once more. That nobody
     # falls behind later, and that prompts to come find time, is up to the share.
 
@@ -73,6 +77,12 @@ class Mesh(LlmMesh):
         share = min(self.kv_watermark_share, demand.watermark_share)
         return by_demand(demand, watermark_share=share)
 
+    # After an early first token a request may be behind its pace by what the rest of its answer
+    # makes up for. Many answers are a fifth as long as the mean.
+
+    def pace(self, slo: Slo) -> Pace:
+        return Pace(slack_share=self.slack_share)
+
     # Whoever waits for copies or turns of others is not taken late: that takes time which others
     # were promised. Only a load that is too long with its own copy makes a request late.
 
@@ -80,22 +90,28 @@ class Mesh(LlmMesh):
         late = super().may_be_late(request, outlook)
         return late and not outlook.may_load_by(outlook.latest_start_s)
 
-    # A request joins what is there before anything starts. Where several deployments wait without
-    # an instance, deployments of which less than 40 % is served start first, and then those that
-    # are called most: an instance serves more of their requests in the same memory.
+    # While a GPU is not in use, an instance starts on a CPU before a request joins a GPU: when
+    # requests joined whatever was there, GPUs stayed in use and CPUs rested. Where several
+    # deployments wait without an instance, deployments of which less than 40 % is served start
+    # first, and then those that are called most: an instance serves more of their requests in the
+    # same memory.
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        starts_on = set() if self._gives_way(request, cell) else set(DeviceKind)
         if request is not None:
             for instance in cell.candidates():
+                on_gpu = instance.device is DeviceKind.GPU
+                if on_gpu and DeviceKind.CPU in starts_on and _spares_gpus(instance, request, cell):
+                    starts_on.remove(DeviceKind.CPU)
+                    yield from _starts(request, cell, {DeviceKind.CPU})
                 yield Join(request=request, instance=instance)
-            made = cell.deployment(request.deployment)
-            if self.ranks and made is not None and self._gives_way(made, cell):
-                return
-        for node in roomy_first(cell):
-            yield Start(request=request, node=node)
+        yield from _starts(request, cell, starts_on)
 
-    def _gives_way(self, made: DeploymentView, cell: CellView) -> bool:
-        """Whether another deployment that waits, and has no instance, starts before it."""
+    def _gives_way(self, request: RequestView | None, cell: CellView) -> bool:
+        """Whether another deployment that waits, and has no instance, starts before its own."""
+        made = None if request is None else cell.deployment(request.deployment)
+        if made is None or not self.ranks:
+            return False
         claim = self._claim(made)
         return any(
             other.queued and not other.instances and self._claim(other) > claim
@@ -121,6 +137,21 @@ class Mesh(LlmMesh):
                 for to in targets[:TARGETS_MAX]:
                     if small in cell.neighbours(small.node):
                         yield Release(instance=small, to=to)
+
+
+def _spares_gpus(instance: InstanceView, request: RequestView, cell: CellView) -> bool:
+    """Whether the request may keep away from GPUs: this one has computed nothing of it, and another
+    one is not in use, so that they are not short of time.
+    """
+    gpus = (node for node in cell.nodes() if node.device is DeviceKind.GPU)
+    unused = any(not any(True for _ in cell.instances(node)) for node in gpus)
+    return unused and not cell.cached_tokens(instance, request)
+
+
+def _starts(request: RequestView | None, cell: CellView, on: set[DeviceKind]) -> Iterator[Plan]:
+    for node in roomy_first(cell) if on else ():
+        if node.device in on:
+            yield Start(request=request, node=node)
 
 
 def _node_of(plan: Plan) -> NodeView | None:

@@ -308,6 +308,10 @@ class CellView(Protocol):
         """How often a deployment is called, the last minutes counting most."""
         ...
 
+    def cached_tokens(self, instance: InstanceView, request: RequestView) -> int:
+        """How many of the request's tokens the instance need not compute."""
+        ...
+
     def decode_s(self, instance: InstanceView) -> float:
         """One iteration of all that it serves; 0 where that is nobody."""
         ...

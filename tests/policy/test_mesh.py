@@ -87,6 +87,19 @@ def test_each_upkeep_tries_others_and_none_goes_where_it_is_not_taken(
     assert merging(cell) == []
 
 
+@pytest.mark.parametrize(("policy", "starts"), [("mesh", ["n2"]), ("llm-mesh", [])])
+def test_a_cpu_that_has_time_starts_an_instance_before_a_gpu_takes_more(
+    policy: str, starts: list[str]
+) -> None:
+    cell = CellUnderTest(anywhere("a"), limits=LIMITS, rule=policy)
+    cell.join(replace(node("n1", instance("i1", "a")), device=DeviceKind.GPU))
+    cell.join(node("n2"))
+    cell.invoke(request("r1", of="a", max_tokens=100))
+    instances = cell.core.cell.instances.values()
+    loading = [i for i in instances if i.state is InstanceState.LOADING]
+    assert [i.node.node_id for i in loading] == starts
+
+
 def test_without_merging_both_go_on() -> None:
     cell = TwoKinds("mesh-no-merging")
     assert not commands(cell.tell(LeaseCheckDue()), SubmitRequest)

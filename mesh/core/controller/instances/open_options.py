@@ -26,7 +26,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.reasons import PolicyFaultKind
 from mesh.policy.plans import How, Release
-from mesh.policy.views import InstanceView, NodeView, Place
+from mesh.policy.views import InstanceView, NodeView, Place, RequestView
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -97,6 +97,10 @@ class OpenOptions:
     def calls_per_s(self, name: DeploymentName) -> float:
         entry = self.ctx.cell.deployments.get(name)
         return 0.0 if entry is None else entry.calls_per_s(self.ctx.now_s)
+
+    def cached_tokens(self, instance: InstanceView, request: RequestView) -> int:
+        cell = self.ctx.cell
+        return cell.instances[instance.instance_id].cached_tokens(cell.requests[request.request_id])
 
     def decode_s(self, instance: InstanceView) -> float:
         return batch_decode_s(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
