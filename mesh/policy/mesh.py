@@ -97,15 +97,23 @@ class Mesh(LlmMesh):
     # same memory.
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
-        starts_on = set() if self._gives_way(request, cell) else set(DeviceKind)
+        left = set(DeviceKind)
         if request is not None:
             for instance in cell.candidates():
                 on_gpu = instance.device is DeviceKind.GPU
-                if on_gpu and DeviceKind.CPU in starts_on and _spares_gpus(instance, request, cell):
-                    starts_on.remove(DeviceKind.CPU)
-                    yield from _starts(request, cell, {DeviceKind.CPU})
+                if on_gpu and DeviceKind.CPU in left and _spares_gpus(instance, request, cell):
+                    left.remove(DeviceKind.CPU)
+                    yield from self._starts(request, cell, {DeviceKind.CPU})
                 yield Join(request=request, instance=instance)
-        yield from _starts(request, cell, starts_on)
+        yield from self._starts(request, cell, left)
+
+    def _starts(
+        self, request: RequestView | None, cell: CellView, on: set[DeviceKind]
+    ) -> Iterator[Plan]:
+        if not self._gives_way(request, cell):
+            for node in roomy_first(cell):
+                if node.device in on:
+                    yield Start(request=request, node=node)
 
     def _gives_way(self, request: RequestView | None, cell: CellView) -> bool:
         """Whether another deployment that waits, and has no instance, starts before its own."""
@@ -143,15 +151,11 @@ def _spares_gpus(instance: InstanceView, request: RequestView, cell: CellView) -
     """Whether the request may keep away from GPUs: this one has computed nothing of it, and another
     one is not in use, so that they are not short of time.
     """
-    gpus = (node for node in cell.nodes() if node.device is DeviceKind.GPU)
-    unused = any(not any(True for _ in cell.instances(node)) for node in gpus)
+    in_use = {of.node.node_id for of in cell.instances()}
+    unused = any(
+        node.device is DeviceKind.GPU and node.node_id not in in_use for node in cell.nodes()
+    )
     return unused and not cell.cached_tokens(instance, request)
-
-
-def _starts(request: RequestView | None, cell: CellView, on: set[DeviceKind]) -> Iterator[Plan]:
-    for node in roomy_first(cell) if on else ():
-        if node.device in on:
-            yield Start(request=request, node=node)
 
 
 def _node_of(plan: Plan) -> NodeView | None:

@@ -87,13 +87,18 @@ def test_each_upkeep_tries_others_and_none_goes_where_it_is_not_taken(
     assert merging(cell) == []
 
 
-@pytest.mark.parametrize(("policy", "starts"), [("mesh", ["n2"]), ("llm-mesh", [])])
-def test_a_cpu_that_has_time_starts_an_instance_before_a_gpu_takes_more(
-    policy: str, starts: list[str]
+@pytest.mark.parametrize(
+    ("policy", "gpus", "starts"),
+    [("mesh", 2, ["cpu"]), ("mesh", 1, []), ("llm-mesh", 2, [])],
+)
+def test_while_a_gpu_is_not_in_use_a_cpu_starts_an_instance_before_another_one_takes_more(
+    policy: str, gpus: int, starts: list[str]
 ) -> None:
     cell = CellUnderTest(anywhere("a"), limits=LIMITS, rule=policy)
-    cell.join(replace(node("n1", instance("i1", "a")), device=DeviceKind.GPU))
-    cell.join(node("n2"))
+    for gpu in range(gpus):
+        used = [instance("i1", "a")] if gpu == 0 else []
+        cell.join(replace(node(f"gpu{gpu}", *used), device=DeviceKind.GPU))
+    cell.join(node("cpu"))
     cell.invoke(request("r1", of="a", max_tokens=100))
     instances = cell.core.cell.instances.values()
     loading = [i for i in instances if i.state is InstanceState.LOADING]
