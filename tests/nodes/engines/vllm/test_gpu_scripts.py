@@ -90,7 +90,7 @@ def test_iterations_are_measured_with_vllm_and_without() -> None:
     }
     names = {"model_id": ModelId(told["model_id"]), "device": DeviceKind(told["device"])}
     names["source"] = ProfileSource(told["source"])
-    assert not told["operators"] and not told["by_cores"]  # nothing is counted on a GPU
+    assert (told["operators"], told["by_cores"]) == ([], [])  # nothing is counted on a GPU
     profile = Profile(**{**told, **grids, **names, "operators": (), "by_cores": ()})
     assert from_wire(to_wire(profile, profile_pb2.Profile), Profile) == profile
 
