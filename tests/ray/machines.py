@@ -131,7 +131,10 @@ class RayMachines:
         found = psutil.process_iter(["cmdline", "status"])
         living = [each for each in found if each.info["status"] != psutil.STATUS_ZOMBIE]
         return [
-            each for each in living if "site-packages/ray/" in _line(each) or "ray::" in _line(each)
+            each
+            for each in living
+            if ("site-packages/ray/" in _line(each) or "ray::" in _line(each))
+            and "multiprocessing" not in _line(each)  # the tests' own, told where Ray's modules are
         ]
 
 
