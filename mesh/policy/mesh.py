@@ -5,9 +5,10 @@ there, and its weights come when a token is due. What limits such a node is its 
 the SLOs, before each deadline, and on the link that the weights come by. Other nodes are used as by
 `llm-mesh`.
 
-While nobody waits, small instances merge into larger ones of their deployment on GPUs. While
-somebody does, a new instance goes to the deployment that is called most.
-docs/policy-mesh.md says what each rule is worth.
+While a GPU is not in use, CPUs start instances before another GPU takes more requests. While nobody
+waits, small instances merge into larger ones of their deployment on GPUs. While somebody does, a
+new instance goes to the deployment that is called most. docs/policy-mesh.md says what each rule is
+worth.
 """
 
 from collections.abc import Iterator
@@ -52,7 +53,6 @@ class Mesh(LlmMesh):
     """A KV cache of a node that swaps has so much more than its requests need, if the cell's
     watermark is not lower.
     """
-
     slack_share: float = 0.2
     """The share of a deployment's mean answer that one is expected to have at least."""
 
