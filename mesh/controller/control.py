@@ -26,6 +26,7 @@ from mesh.domain.values import replace
 from mesh.domain.views import (
     Arrivals,
     CellSnapshot,
+    Deployed,
     NodeSnapshot,
     OpenBatches,
     ProfileView,
@@ -57,6 +58,8 @@ class OperatedCell(Cell, Protocol):
 
 class OpenCalls(Protocol):
     """What operators ask the gateway."""
+
+    def deployed(self) -> list[Deployed]: ...
 
     def snapshot(self) -> CellSnapshot:
         """The cell as the caller may see it."""
@@ -147,7 +150,7 @@ class Control(ControlServicer):
         self, request: pb.GetProfilesRequest, context: Any
     ) -> pb.GetProfilesResponse:
         name = DeploymentName(request.name)
-        find_deployment(name, self._snapshot())
+        find_deployment(name, self._calls.deployed())
         # One that is being imported has none yet.
         known = seen_profiles(caller(), self._cell.profiles(name) or ())
         return pb.GetProfilesResponse(profiles=[to_wire(one, pb.KnownProfile) for one in known])
@@ -162,9 +165,10 @@ class Control(ControlServicer):
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Any
     ) -> model_pb2.TextAssets:
-        found = find_deployment(DeploymentName(request.name), self._snapshot())
+        deployed = self._calls.deployed()
+        found = find_deployment(DeploymentName(request.name), deployed)
         if found.model is None:
-            raise no_deployment(found.spec.name, self._snapshot())
+            raise no_deployment(found.spec.name, deployed)
         # It waits for a write under way, which a disk may take seconds for.
         assets = await asyncio.to_thread(self._texts, found.model.model_id)
         if assets is None:
@@ -173,7 +177,8 @@ class Control(ControlServicer):
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.Deployment:
         return to_wire(
-            find_deployment(DeploymentName(request.name), self._snapshot()), pb.Deployment
+            find_deployment(DeploymentName(request.name), self._snapshot().deployments),
+            pb.Deployment,
         )
 
     async def ListDeployments(
@@ -220,7 +225,7 @@ class Control(ControlServicer):
         return pb.StepDownResponse()
 
     def _open(self) -> list[RequestSnapshot]:
-        visible = {one.spec.name for one in self._snapshot().deployments}
+        visible = {one.spec.name for one in self._calls.deployed()}
         return [one for one in self._calls.requests() if one.deployment in visible]
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:

@@ -52,7 +52,7 @@ from mesh.domain.revision import public_name
 from mesh.domain.slo import BEST_EFFORT, Slo
 from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.domain.values import dataclass, replace
-from mesh.domain.views import CellSnapshot, RequestSnapshot
+from mesh.domain.views import CellSnapshot, Deployed, RequestSnapshot
 from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock
 from mesh.text.thoughts import Thinking
@@ -83,6 +83,8 @@ class Cell(Protocol):
     """What the gateway asks the core."""
 
     def deployment(self, name: DeploymentName) -> Deployment | None: ...
+
+    def deployed(self) -> tuple[Deployed, ...]: ...
 
     def snapshot(self, now_s: float) -> CellSnapshot: ...
 
@@ -216,7 +218,7 @@ class Gateway:
         """One that takes requests. Raises NotFound, or Unavailable while it is being imported."""
         deployment = self._cell.deployment(name)
         if deployment is None or not caller().may_see(deployment.spec):
-            raise no_deployment(name, self.snapshot())
+            raise no_deployment(name, self.deployed())
         return deployment
 
     def check(self, asked: Invocation) -> None:
@@ -227,6 +229,11 @@ class Gateway:
         spec = self.deployment(asked.deployment).spec
         check_task(asked, spec.task)
         _slo_of(asked, spec)
+
+    def deployed(self) -> list[Deployed]:
+        """The deployments that the caller may see, by name."""
+        asks = caller()
+        return [one for one in self._cell.deployed() if asks.may_see(one.spec)]
 
     def snapshot(self) -> CellSnapshot:
         """The cell as the caller may see it."""

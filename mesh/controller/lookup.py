@@ -1,7 +1,8 @@
-"""Finds a deployment or node by name in a snapshot of the cell, or says what is there instead."""
+"""Finds a deployment by name, or says what is there instead."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import TypeVar
 
 from mesh.domain.access import Caller, Role
 from mesh.domain.checks import NAME_CHARS_MAX
@@ -9,7 +10,9 @@ from mesh.domain.errors import NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.values import replace
-from mesh.domain.views import CellSnapshot, DeploymentSnapshot, ProfileView
+from mesh.domain.views import CellSnapshot, Deployed, DeploymentSnapshot, ProfileView
+
+_Named = TypeVar("_Named", Deployed, DeploymentSnapshot)
 
 NAMES_MAX = 8
 """As many names are listed in a hint."""
@@ -31,19 +34,20 @@ def seen_profiles(caller: Caller, profiles: Iterable[ProfileView]) -> list[Profi
     return [replace(one, nodes=()) for one in found if one.nodes]
 
 
-def find_deployment(name: DeploymentName, snapshot: CellSnapshot) -> DeploymentSnapshot:
+def find_deployment(name: DeploymentName, deployments: Sequence[_Named]) -> _Named:
     """Raises NotFound, which lists names like it."""
-    for deployment in snapshot.deployments:
+    for deployment in deployments:
         if deployment.spec.name == name:
             return deployment
     asked = name if len(name) <= NAME_CHARS_MAX else name[:NAME_CHARS_MAX] + "…"
-    raise NotFound(f"there is no deployment {asked!r}", hint=_instead(asked, _names(snapshot)))
+    names = [str(deployment.spec.name) for deployment in deployments]
+    raise NotFound(f"there is no deployment {asked!r}", hint=_instead(asked, names))
 
 
-def no_deployment(name: DeploymentName, snapshot: CellSnapshot) -> NotFound | Unavailable:
+def no_deployment(name: DeploymentName, deployed: Sequence[Deployed]) -> NotFound | Unavailable:
     """Why a deployment takes no requests."""
     try:
-        state = find_deployment(name, snapshot).state
+        state = find_deployment(name, deployed).state
     except NotFound as error:
         return error
     if state in (DeploymentState.IMPORTING, DeploymentState.SAVING):
@@ -58,10 +62,6 @@ def no_request(request_id: RequestId) -> NotFound:
         f"there is no open request {request_id[:NAME_CHARS_MAX]!r}",
         hint="`mesh requests` lists those that there are",
     )
-
-
-def _names(snapshot: CellSnapshot) -> list[str]:
-    return [str(deployment.spec.name) for deployment in snapshot.deployments]
 
 
 def _instead(name: str, names: Iterable[str]) -> str:

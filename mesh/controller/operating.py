@@ -34,7 +34,7 @@ from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.values import replace
-from mesh.domain.views import Arrivals, CellSnapshot, InstancePlan, Prospect
+from mesh.domain.views import Arrivals, CellSnapshot, Deployed, InstancePlan, Prospect
 from mesh.runtime.clock import Now
 from mesh.runtime.operator import Replies
 from mesh.wire.access import caller
@@ -47,17 +47,17 @@ STARTING_POLL_S = 0.2
 
 
 class Operating:
-    """`snapshot` is the cell as the caller may see it, and `whole` as it is; `deployed` is called
-    with the name of each deployment that was acknowledged, and gives what is amiss with it, or an
-    empty text; `sources` says what each role may deploy from, and `starting` which nodes have not
-    joined the cell yet. `writable` raises Unavailable where the registry takes no writes now.
+    """`seen` gives the deployments that the caller may see, and `whole` the cell; `deployed` is
+    called with the name of each deployment that was acknowledged, and gives what is amiss with it,
+    or an empty text; `sources` says what each role may deploy from, and `starting` which nodes have
+    not joined the cell yet. `writable` raises Unavailable where the registry takes no writes now.
     """
 
     def __init__(
         self,
         *,
         operations: Operations,
-        snapshot: Callable[[], CellSnapshot],
+        seen: Callable[[], Sequence[Deployed]],
         whole: Callable[[], CellSnapshot],
         clock: Now,
         limits: Callable[[TenantName], TenantLimits],
@@ -70,7 +70,7 @@ class Operating:
         writable: Callable[[], None],
     ) -> None:
         self._operations = operations
-        self._snapshot = snapshot
+        self._seen = seen
         self._whole = whole
         self._clock = clock
         self._limits = limits
@@ -97,7 +97,7 @@ class Operating:
         """How many instances these calls need, or those that have come lately. Raises InvalidInput
         where nothing can be planned, or no plan keeps the SLO, and Unavailable without nodes.
         """
-        find_deployment(name, self._snapshot())
+        find_deployment(name, self._seen())
         found = self._plan(name, calls)
         if found is None:
             raise Unavailable(f"{name!r} is not deployed yet", hint="`mesh wait` waits for that")
@@ -168,11 +168,11 @@ class Operating:
 
     def undo(self, name: DeploymentName, to: int | None) -> Replies:
         """Back to revision `to`, or to the one that served before."""
-        find_deployment(name, self._snapshot())
+        find_deployment(name, self._seen())
         return self._operations.run(lambda o: UndoRequested(operation_id=o, name=name, to=to))
 
     def delete(self, name: DeploymentName) -> Replies:
-        find_deployment(name, self._snapshot())
+        find_deployment(name, self._seen())
         return self._operations.run(lambda o: DeleteRequested(operation_id=o, name=name))
 
     def scale(
@@ -189,7 +189,7 @@ class Operating:
             raise InvalidInput(
                 "nothing to change", hint="give replicas_min, replicas_max or keep_alive_s"
             )
-        scaling = find_deployment(name, self._snapshot()).spec.scaling
+        scaling = find_deployment(name, self._seen()).spec.scaling
         check_scaling(
             replace(
                 scaling,
@@ -210,11 +210,11 @@ class Operating:
         )
 
     def load(self, name: DeploymentName) -> Replies:
-        find_deployment(name, self._snapshot())
+        find_deployment(name, self._seen())
         return self._operations.run(lambda o: LoadRequested(operation_id=o, name=name))
 
     def unload(self, name: DeploymentName) -> Replies:
-        find_deployment(name, self._snapshot())
+        find_deployment(name, self._seen())
         return self._operations.run(lambda o: UnloadRequested(operation_id=o, name=name))
 
     def profile(
@@ -228,7 +228,7 @@ class Operating:
         """Measure its model on a node, or on any that has room; if wanted, its operators,
         and these with some of the node's cores, too.
         """
-        find_deployment(name, self._snapshot())
+        find_deployment(name, self._seen())
         return self._operations.run(
             lambda o: ProfileRequested(
                 operation_id=o, name=name, node_id=node_id, operators=operators, cores=cores

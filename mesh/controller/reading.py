@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
-from mesh.controller.lookup import find_deployment, no_request, seen_by, seen_profiles
+from mesh.controller.lookup import find_deployment, no_request, seen_profiles
 from mesh.controller.recent import Recent
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
@@ -17,7 +17,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.usage import Usage, UsageBy, summed
-from mesh.domain.views import CellSnapshot, NodesWanted, ProfileView
+from mesh.domain.views import Deployed, NodesWanted, ProfileView
 from mesh.report.call_views import chrome_trace, story, timeline
 from mesh.report.calls import CallBook
 from mesh.report.cell_report import CellReport, cell_report
@@ -29,7 +29,7 @@ from mesh.runtime.turns import in_turns
 class ReadCell(Protocol):
     """What is read of the core."""
 
-    def snapshot(self, now_s: float) -> CellSnapshot: ...
+    def deployed(self) -> tuple[Deployed, ...]: ...
 
     def wanted(self, now_s: float) -> tuple[NodesWanted, ...]: ...
 
@@ -86,7 +86,7 @@ class Reading:
     def specs(self, asks: Caller, name: DeploymentName | None) -> list[DeploymentSpec]:
         """The specs of all deployments that the caller may see, or of one. Raises NotFound."""
         seen = self._seen(asks)
-        found = seen.deployments if name is None else (find_deployment(name, seen),)
+        found = seen if name is None else [find_deployment(name, seen)]
         return [one.spec for one in found]
 
     def profiles(self, asks: Caller, name: DeploymentName) -> list[ProfileView]:
@@ -95,8 +95,8 @@ class Reading:
         # One that is being imported has none yet.
         return seen_profiles(asks, self._cell.profiles(name) or ())
 
-    def _seen(self, asks: Caller) -> CellSnapshot:
-        return seen_by(asks, self._cell.snapshot(self._clock.now_s()))
+    def _seen(self, asks: Caller) -> list[Deployed]:
+        return [one for one in self._cell.deployed() if asks.may_see(one.spec)]
 
     def wanted(self) -> dict[str, Plain]:
         """How many nodes the cell wants, by kind. Raises Unavailable where that is not known."""

@@ -68,7 +68,7 @@ class Replaying:
         NotFound, InvalidInput for a deployment that generates no text, Unavailable while another
         replay of the tenant's runs, or too many of others, and DeadlineExceeded.
         """
-        spec = find_deployment(of, self._gateway.snapshot()).spec
+        spec = find_deployment(of, self._gateway.deployed()).spec
         deployment = self._gateway.deployment(name)
         if deployment.spec.task is not None:
             raise InvalidInput(

@@ -443,7 +443,7 @@ class Controller:
         book = CallBook(self._spec)
         self._operating = Operating(
             operations=operations,
-            snapshot=self._gateway.snapshot,
+            seen=self._gateway.deployed,
             whole=lambda: self._core.snapshot(clock.now_s()),
             clock=clock,
             limits=access.limits,

@@ -131,6 +131,16 @@ class PlannedView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """A deployment without what its instances do, which is most of the work of a snapshot."""
+
+    spec: DeploymentSpec
+    model: ModelInfo | None
+    """None while it is being imported."""
+    state: DeploymentState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSnapshot:
     spec: DeploymentSpec
     model: ModelInfo | None

@@ -41,6 +41,7 @@ from mesh.domain.values import replace
 from mesh.domain.views import (
     CellSnapshot,
     ClassView,
+    Deployed,
     DeploymentSnapshot,
     InstanceSnapshot,
     NodeSnapshot,
@@ -440,6 +441,12 @@ class FrontCells:
         if self._snapshot[0] != version:
             self._snapshot = version, _merged(self.links)
         return self._snapshot[1]
+
+    def deployed(self) -> tuple[Deployed, ...]:
+        return tuple(
+            Deployed(spec=one.spec, model=one.model, state=one.state)
+            for one in self.snapshot(0.0).deployments
+        )
 
     def look(self) -> Looking:
         """The same, which is at hand, in one part."""

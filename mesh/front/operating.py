@@ -8,7 +8,7 @@ Before: `mesh.controller.control` and the page. After: the cells.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -23,7 +23,7 @@ from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, NotFound,
 from mesh.domain.ids import CellName, DeploymentName, NodeId, OperationId
 from mesh.domain.revision import RevisionState, public
 from mesh.domain.values import replace
-from mesh.domain.views import Arrivals, CellSnapshot, DeploymentSnapshot, InstancePlan, Prospect
+from mesh.domain.views import Arrivals, Deployed, DeploymentSnapshot, InstancePlan, Prospect
 from mesh.front.cells import FrontCells
 from mesh.runtime.operator import Replies
 from mesh.v1 import control_pb2 as pb
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 
 class FrontOperating:
-    """`snapshot` is what the caller may see of the cells."""
+    """`seen` gives the deployments that the caller may see."""
 
     def __init__(
-        self, cells: FrontCells, snapshot: Callable[[], CellSnapshot], replaying: Replaying
+        self, cells: FrontCells, seen: Callable[[], Sequence[Deployed]], replaying: Replaying
     ) -> None:
         self._cells = cells
-        self._snapshot = snapshot
+        self._seen = seen
         self._replaying = replaying
 
     async def deploy(self, given: DeploymentSpec) -> Replies:
@@ -106,7 +106,7 @@ class FrontOperating:
         unseen = [link.name for link in self._cells.links.values() if not link.listed]
         own = self._own(name)
         if not own and not unseen:
-            find_deployment(name, self._snapshot())
+            find_deployment(name, self._seen())
         asked = dict.fromkeys([*own, *unseen], pb.DeleteRequest(name=name))
         async for reply in self._in_each(asked, f"`mesh delete {name}`"):
             yield reply
@@ -179,7 +179,7 @@ class FrontOperating:
         await self._cells.refresh()
         own = self._own(name)
         if not own:
-            find_deployment(name, self._snapshot())
+            find_deployment(name, self._seen())
             raise Unavailable(f"{name!r} is being deleted", hint="try again")
         return own
 

@@ -165,7 +165,7 @@ class Front:
             adopts=False,
         )
         self._operating = FrontOperating(
-            cells, self._gateway.snapshot, Replaying(self._gateway, book)
+            cells, self._gateway.deployed, Replaying(self._gateway, book)
         )
         self._reading = Reading(
             cell=cells,

@@ -1,7 +1,7 @@
 """The routes of the HTTP edge, and what becomes of a request that fits none of them."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from starlette.applications import Starlette
@@ -70,7 +70,7 @@ def application(
     *,
     gateway: Gateway,
     snapshot: Callable[[], CellSnapshot],
-    find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
+    find: Callable[[DeploymentName, Sequence[DeploymentSnapshot]], DeploymentSnapshot],
     metrics: Callable[[], Awaitable[bytes]],
     feed: Feed,
     operator: Operator,

@@ -1,6 +1,6 @@
 """`/v1/models`: the deployments, as OpenAI's protocol tells of models, with their state and SLO."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pydantic import BaseModel
@@ -43,7 +43,7 @@ class Models:
     def __init__(
         self,
         snapshot: Callable[[], CellSnapshot],
-        find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
+        find: Callable[[DeploymentName, Sequence[DeploymentSnapshot]], DeploymentSnapshot],
         started: int,
     ) -> None:
         self._snapshot = snapshot
@@ -56,7 +56,7 @@ class Models:
 
     async def get(self, request: Request) -> Response:
         name = DeploymentName(request.path_params["model"])
-        return _json(self._card(self._find(name, self._snapshot())))
+        return _json(self._card(self._find(name, self._snapshot().deployments)))
 
     def _card(self, deployment: DeploymentSnapshot) -> ModelCard:
         spec = deployment.spec

@@ -102,7 +102,7 @@ async def test_a_deploy_looks_again_whose_a_name_is_after_its_wait(
 
     desk = Operating(
         operations=Operations(post=posted.append, epoch=1),
-        snapshot=lambda: cells[0],
+        seen=tuple,
         whole=lambda: cells[0],
         clock=HeapClock(),
         limits=lambda _: TenantLimits(),

@@ -24,7 +24,14 @@ from mesh.core.controller.requests import migration, queueing, replicas, resumin
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.prospect import prospect
 from mesh.core.controller.requests.upkeep import go_on, keep_up, release
-from mesh.core.controller.snapshot import Looking, cell_snapshot, look, nodes_wanted, profile_views
+from mesh.core.controller.snapshot import (
+    Looking,
+    cell_snapshot,
+    deployed,
+    look,
+    nodes_wanted,
+    profile_views,
+)
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -73,6 +80,7 @@ from mesh.domain.values import replace
 from mesh.domain.views import (
     Arrivals,
     CellSnapshot,
+    Deployed,
     InstancePlan,
     NodesWanted,
     ProfileView,
@@ -142,6 +150,10 @@ class ControllerCore:
     def snapshot(self, now_s: float) -> CellSnapshot:
         """The cell as people and APIs see it."""
         return cell_snapshot(self.cell, now_s)
+
+    def deployed(self) -> tuple[Deployed, ...]:
+        """The deployments, by name."""
+        return deployed(self.cell)
 
     def look(self) -> Looking:
         """The same in parts."""

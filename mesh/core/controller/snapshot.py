@@ -20,6 +20,7 @@ from mesh.domain.values import replace
 from mesh.domain.views import (
     CellSnapshot,
     ClassView,
+    Deployed,
     DeploymentSnapshot,
     InstanceSnapshot,
     MemoryOperationView,
@@ -74,6 +75,20 @@ def look(cell: Cell) -> Looking:
         prefetches=cell.prefetches.view,
         wanted=nodes_wanted(cell, now_s),
         energy=replace(cell.energy, reason=together(n.energy for n in cell.nodes.values()).reason),
+    )
+
+
+def deployed(cell: Cell) -> tuple[Deployed, ...]:
+    """All deployments, ordered by name."""
+    found = (cell.current(name) for name in sorted({public_name(n) for n in cell.deployments}))
+    return tuple(
+        Deployed(
+            spec=public(entry.spec),
+            model=entry.deployment.model if entry.deployment else None,
+            state=entry.state,
+        )
+        for entry in found
+        if entry is not None
     )
 
 
