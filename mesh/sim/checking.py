@@ -7,6 +7,7 @@ bench. After: `cell_checks`.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.outcome import Outcome
 from mesh.domain.values import dataclass
 from mesh.runtime.host import Recorder
@@ -68,10 +69,21 @@ class FaultyRun:
         outcomes = self.cell.run(workload, told)
         self.virtual_s = self.cell.clock.now_s() - self.cell.started_s
         if self._checks is not None:
-            rest_s = max(self.cell.clock.now_s(), self._over_s)
-            self.cell.clock.run_until(rest_s + REST_S)
+            self._come_to_rest(max(self.cell.clock.now_s(), self._over_s) + REST_S)
             check_rest(self.cell)
         return outcomes
+
+    def _come_to_rest(self, rest_s: float) -> None:
+        """Models may be prefetched after the last end, too: the load that runs then has to end."""
+        clock, core = self.cell.clock, self.cell.core
+        clock.run_until(rest_s)
+        until_s = rest_s + self.cell.plan.limits.load_s_max
+        while clock.now_s() < until_s and any(
+            instance.prefetched and instance.state is InstanceState.LOADING
+            for node in core.cell.nodes.values()
+            for instance in node.instances.values()
+        ):
+            clock.run_until(clock.now_s() + 1.0)
 
     def counts(self) -> FaultCounts:
         checks = () if self._checks is None else sorted(self._checks.done.items())
