@@ -35,7 +35,6 @@ from bench.harness import Report, Table, in_turn, show_status
 from bench.overhead import CONTEXT_TOKENS, NAME, SLO, Answer, ask
 from mesh.controller.main import settle
 from mesh.controller.metrics import Meter
-from mesh.controller.reading import Reading
 from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
 from mesh.domain.deployment import DeploymentSpec
@@ -141,21 +140,12 @@ class PacedCell:
         self._fill(requests_open)
         self.viewed = Viewed(
             cell=self.cell.core,
-            starting=tuple,
-            failure=lambda _: "",
-            recent=meter.recent,
-            log=log,
             clock=self.cell.clock,
-            state_path="",
-        )
-        self.reading = Reading(
-            cell=self.cell.core,
+            log=log,
+            recent=meter.recent,
             book=book,
             cancel=lambda _: None,
-            usage=_no_usage,
-            log=log,
-            recent=meter.recent,
-            clock=self.cell.clock,
+            used_since=_no_usage,
         )
 
     def _fill(self, requests_open: int) -> None:
@@ -219,7 +209,7 @@ async def _served(told: Connection, paced: PacedCell) -> None:
     settle("", None)  # as a controller does
     feed = Feed(paced.viewed, run="b", unix_s=time.time)
     server = HttpServer("127.0.0.1:0")
-    routes = view_only(feed, lambda: paced.reading, journal=False)
+    routes = view_only(feed, lambda: paced.viewed, journal=False)
     server.start(assembled(routes, Gate(), Sessions(time.monotonic)))
     running = [asyncio.create_task(each()) for each in (paced.go_on, paced.viewed.sampling)]
     running.append(asyncio.create_task(paced.probe()))

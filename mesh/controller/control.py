@@ -6,35 +6,22 @@ what the core says of it is streamed back. Reads are answered from the core's sn
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from mesh.controller.gateway import Cell
-from mesh.controller.lookup import find_deployment, no_deployment, no_request, seen_profiles
-from mesh.controller.snapshots import cell_status, with_starting
-from mesh.controller.watch import CellLog
-from mesh.domain.access import Caller, Role
+from mesh.controller.lookup import find_deployment, no_deployment, no_request
+from mesh.controller.snapshots import with_starting
+from mesh.controller.viewed import Viewed
+from mesh.domain.access import Role
 from mesh.domain.actions import ReplyProgress
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
-from mesh.domain.messages import NodeStarting
 from mesh.domain.text import TextAssets
-from mesh.domain.usage import Usage
 from mesh.domain.values import replace
-from mesh.domain.views import (
-    Arrivals,
-    CellSnapshot,
-    Deployed,
-    NodeSnapshot,
-    OpenBatches,
-    ProfileView,
-    RequestSnapshot,
-)
-from mesh.report.cell_report import CellReport
+from mesh.domain.views import Arrivals, CellSnapshot, Deployed, NodeSnapshot, RequestSnapshot
 from mesh.report.plain import plain
-from mesh.runtime.clock import Clock
 from mesh.runtime.operator import Operator, Replies
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
@@ -46,14 +33,6 @@ from mesh.wire.codec import from_wire, to_wire
 # these write to their context.
 # ruff: noqa: N802
 # mypy: disable-error-code="override"
-
-
-class OperatedCell(Cell, Protocol):
-    """What operators ask the core, beyond what the gateway does."""
-
-    def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
-        """The profiles of the deployment, or `None` when there is no such deployment."""
-        ...
 
 
 class OpenCalls(Protocol):
@@ -71,41 +50,24 @@ class OpenCalls(Protocol):
 
 
 class Control(ControlServicer):
-    """`texts` gives a model's text assets from the registry, `usage` what was used since a time
-    and `report` what the last seconds were like, as a caller may see it; `starting` says which
-    nodes have not joined the cell yet, `batches` how far batches are, and `hand_over` has another
-    controller lead.
+    """`texts` gives a model's text assets from the registry, and `hand_over` has another controller
+    lead.
     """
 
     def __init__(
         self,
         *,
-        cell: OperatedCell,
         calls: OpenCalls,
-        clock: Clock,
         operating: Operator,
-        log: CellLog,
+        viewed: Viewed,
         texts: Callable[[ModelId], TextAssets | None],
-        usage: Callable[[float], Awaitable[Sequence[Usage]]],
-        report: Callable[[Caller, float], Awaitable[CellReport]],
-        state_path: str,
-        starting: Callable[[], Sequence[NodeStarting]],
         hand_over: Callable[[], Awaitable[None]],
-        batches: Callable[[], Sequence[OpenBatches]] = tuple,
     ) -> None:
-        self._hand_over = hand_over
-        self._cell = cell
         self._calls = calls
-        self._clock = clock
         self._operating = operating
-        self._log = log
+        self._viewed = viewed
         self._texts = texts
-        self._usage = usage
-        self._report = report
-        self._state_path = state_path
-        self._starting = starting
-        self._batches = batches
-        self._started_s = clock.now_s()
+        self._hand_over = hand_over
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> None:
         if not request.HasField("spec"):
@@ -149,10 +111,7 @@ class Control(ControlServicer):
     async def GetProfiles(
         self, request: pb.GetProfilesRequest, context: Any
     ) -> pb.GetProfilesResponse:
-        name = DeploymentName(request.name)
-        find_deployment(name, self._calls.deployed())
-        # One that is being imported has none yet.
-        known = seen_profiles(caller(), self._cell.profiles(name) or ())
+        known = self._viewed.profiles(caller(), DeploymentName(request.name))
         return pb.GetProfilesResponse(profiles=[to_wire(one, pb.KnownProfile) for one in known])
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.InstancePlan:
@@ -191,19 +150,16 @@ class Control(ControlServicer):
         return pb.ListNodesResponse(nodes=[to_wire(one, pb.Node) for one in self._nodes()])
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
-        uptime_s = self._clock.now_s() - self._started_s
-        status = cell_status(
-            self._snapshot(), self._batches(), uptime_s=uptime_s, state_path=self._state_path
-        )
+        status = self._viewed.status(self._snapshot(), self._viewed.batches())
         return to_wire(status, pb.Status)
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
-        asks, usages = caller(), await self._usage(request.since_unix_s)
+        asks, usages = caller(), await self._viewed.used_since(request.since_unix_s)
         mine = [u for u in usages if asks.role is Role.ADMIN or u.tenant == asks.tenant]
         return pb.GetUsageResponse(usages=[to_wire(one, pb.Usage) for one in mine])
 
     async def GetReport(self, request: pb.GetReportRequest, context: Any) -> pb.GetReportResponse:
-        found = await self._report(caller(), request.since_s)
+        found = await self._viewed.report(caller(), request.since_s)
         return pb.GetReportResponse(report=json.dumps(plain(found), ensure_ascii=False))
 
     async def ListRequests(
@@ -229,13 +185,14 @@ class Control(ControlServicer):
         return [one for one in self._calls.requests() if one.deployment in visible]
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
-        watch = self._log.watch(backlog=request.backlog, follow=request.follow, asks=caller())
+        log = self._viewed.log
+        watch = log.watch(backlog=request.backlog, follow=request.follow, asks=caller())
         async with aclosing(watch):
             async for event in watch:
                 await context.write(to_wire(event, pb.CellEvent))
 
     def _nodes(self) -> tuple[NodeSnapshot, ...]:
-        return with_starting(self._snapshot().nodes, self._starting())
+        return with_starting(self._snapshot().nodes, self._viewed.starting())
 
     def _snapshot(self) -> CellSnapshot:
         return self._calls.snapshot()

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from mesh.controller.lookup import no_request
 from mesh.controller.metrics import Meter
-from mesh.controller.reading import Reading
 from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller
@@ -130,23 +129,15 @@ class JournalView:
         book = CallBook(self._spec)
         self._recorders = (self._log, meter, book)
         self._recent = meter.recent
-        self._viewed = Viewed(
+        self.viewed = Viewed(
             cell=self._core,
-            starting=tuple,
-            failure=lambda _: "",
-            recent=meter.recent,
-            log=self._log,
             clock=self,
-            state_path=str(self._path),
-        )
-        self.reading = Reading(
-            cell=self._core,
+            log=self._log,
+            recent=meter.recent,
             book=book,
             cancel=_cancel,
-            usage=_usage,
-            log=self._log,
-            recent=meter.recent,
-            clock=self,
+            used_since=_usage,
+            state_path=str(self._path),
             unix_s=self.unix_s,
         )
 
@@ -186,10 +177,10 @@ class JournalView:
     # What the feed watches.
 
     async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
-        return await self._viewed.pictures(callers)
+        return await self.viewed.pictures(callers)
 
     def samples(self, asks: Caller) -> Sequence[CellSample]:
-        return self._viewed.samples(asks)
+        return self.viewed.samples(asks)
 
     def sees(self, asks: Caller, line: CellLine) -> bool:
         return True

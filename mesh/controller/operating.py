@@ -8,6 +8,7 @@ asked; `deploy` and `replay` do so at the first step of their replies, or after 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from mesh.controller.lookup import find_deployment
 from mesh.controller.operations import Operations
@@ -46,46 +47,33 @@ cores, and a minute at most.
 STARTING_POLL_S = 0.2
 
 
+@dataclass(slots=True, kw_only=True)
 class Operating:
-    """`seen` gives the deployments that the caller may see, and `whole` the cell; `deployed` is
-    called with the name of each deployment that was acknowledged, and gives what is amiss with it,
-    or an empty text; `sources` says what each role may deploy from, and `starting` which nodes have
-    not joined the cell yet. `writable` raises Unavailable where the registry takes no writes now.
+    operations: Operations
+    clock: Now
+    seen: Callable[[], Sequence[Deployed]]
+    """The deployments that the caller may see."""
+    whole: Callable[[], CellSnapshot]
+    """The cell as it is."""
+    foreseen: Callable[[DeploymentSpec], Prospect | None]
+    planned: Callable[[DeploymentName, Arrivals | None], InstancePlan | None]
+    limits: Callable[[TenantName], TenantLimits]
+    sources: SourceRules
+    """What each role may deploy from."""
+    starting: Callable[[], Sequence[NodeStarting]]
+    """The nodes that have not joined the cell yet."""
+    writable: Callable[[], None]
+    """Raises Unavailable where the registry takes no writes now."""
+    deployed: Callable[[DeploymentName], Awaitable[str]]
+    """Called with the name of each deployment that was acknowledged; gives what is amiss with it,
+    or an empty text.
     """
-
-    def __init__(
-        self,
-        *,
-        operations: Operations,
-        seen: Callable[[], Sequence[Deployed]],
-        whole: Callable[[], CellSnapshot],
-        clock: Now,
-        limits: Callable[[TenantName], TenantLimits],
-        deployed: Callable[[DeploymentName], Awaitable[str]],
-        starting: Callable[[], Sequence[NodeStarting]],
-        sources: SourceRules,
-        replaying: Replaying,
-        prospect: Callable[[DeploymentSpec], Prospect | None],
-        plan: Callable[[DeploymentName, Arrivals | None], InstancePlan | None],
-        writable: Callable[[], None],
-    ) -> None:
-        self._operations = operations
-        self._seen = seen
-        self._whole = whole
-        self._clock = clock
-        self._limits = limits
-        self._deployed = deployed
-        self._starting = starting
-        self._sources = sources
-        self._replaying = replaying
-        self._prospect = prospect
-        self._plan = plan
-        self._writable = writable
+    replaying: Replaying
 
     def prospect(self, spec: DeploymentSpec) -> Prospect:
         """What would become of the deployment, were it deployed so. Raises NotFound."""
         check_spec(spec)
-        found = self._prospect(spec)
+        found = self.foreseen(spec)
         if found is None:
             raise NotFound(
                 f"how large {spec.source} is in that precision is not known yet",
@@ -97,8 +85,8 @@ class Operating:
         """How many instances these calls need, or those that have come lately. Raises InvalidInput
         where nothing can be planned, or no plan keeps the SLO, and Unavailable without nodes.
         """
-        find_deployment(name, self._seen())
-        found = self._plan(name, calls)
+        find_deployment(name, self.seen())
+        found = self.planned(name, calls)
         if found is None:
             raise Unavailable(f"{name!r} is not deployed yet", hint="`mesh wait` waits for that")
         if found.lacks:
@@ -107,7 +95,7 @@ class Operating:
 
     async def replay(self, name: DeploymentName, of: DeploymentName | None) -> Replies:
         """Ask it again for a minute of its own calls, or of another deployment's."""
-        message = await self._replaying.replay(name, name if of is None else of)
+        message = await self.replaying.replay(name, name if of is None else of)
         yield ReplyDone(operation_id=OperationId(""), message=message)
 
     async def deploy(self, given: DeploymentSpec) -> Replies:
@@ -117,17 +105,17 @@ class Operating:
         """
         spec = self._owned(given)
         check_spec(spec)
-        self._sources.check(caller().role, spec.source)
-        self._writable()  # before a model is imported in vain
+        self.sources.check(caller().role, spec.source)
+        self.writable()  # before a model is imported in vain
         async for progress in self._wait_for_starting(spec):
             yield progress
         spec = self._owned(given)  # others have deployed meanwhile
-        run = self._operations.run(lambda o: DeployRequested(operation_id=o, spec=spec))
+        run = self.operations.run(lambda o: DeployRequested(operation_id=o, spec=spec))
         # Closed at once when the caller goes, so that the core knows at once.
         async with aclosing(run) as replies:
             async for reply in replies:
                 if isinstance(reply, ReplyDone):
-                    amiss = filter(None, (reply.amiss, await self._deployed(spec.name)))
+                    amiss = filter(None, (reply.amiss, await self.deployed(spec.name)))
                     reply = replace(reply, amiss="; ".join(amiss))
                 yield reply
 
@@ -135,9 +123,9 @@ class Operating:
         """While none of the nodes that could take the deployment has joined, and one is starting,
         which it tells. What the core says after that holds.
         """
-        until_s = self._clock.now_s() + STARTING_S_MAX
-        while self._clock.now_s() < until_s:
-            joined = with_starting(self._whole().nodes, self._starting())
+        until_s = self.clock.now_s() + STARTING_S_MAX
+        while self.clock.now_s() < until_s:
+            joined = with_starting(self.whole().nodes, self.starting())
             nodes = [node for node in joined if node.device in spec.devices]
             if any(node.state is NodeState.READY for node in nodes):
                 return
@@ -150,13 +138,13 @@ class Operating:
 
     def _owned(self, spec: DeploymentSpec) -> DeploymentSpec:
         """The spec as its caller's; what an operator changes stays whose it was."""
-        asks, deployments = caller(), self._whole().deployments
+        asks, deployments = caller(), self.whole().deployments
         found = next((one.spec for one in deployments if one.spec.name == spec.name), None)
         if found is not None and not asks.may_see(found):
             raise AlreadyExists(f"the name {spec.name!r} is taken", hint="choose another one")
         if found is None and asks.tenant:
             mine = sum(one.spec.tenant == asks.tenant for one in deployments)
-            check_deployments(asks.tenant, self._limits(asks.tenant), mine)
+            check_deployments(asks.tenant, self.limits(asks.tenant), mine)
         # An operator may say whose it is, as one does through a front; it never becomes another's.
         own = spec.tenant if asks.role is Role.ADMIN else asks.tenant
         if found is not None and own and asks.role is Role.ADMIN and found.tenant != own:
@@ -168,12 +156,12 @@ class Operating:
 
     def undo(self, name: DeploymentName, to: int | None) -> Replies:
         """Back to revision `to`, or to the one that served before."""
-        find_deployment(name, self._seen())
-        return self._operations.run(lambda o: UndoRequested(operation_id=o, name=name, to=to))
+        find_deployment(name, self.seen())
+        return self.operations.run(lambda o: UndoRequested(operation_id=o, name=name, to=to))
 
     def delete(self, name: DeploymentName) -> Replies:
-        find_deployment(name, self._seen())
-        return self._operations.run(lambda o: DeleteRequested(operation_id=o, name=name))
+        find_deployment(name, self.seen())
+        return self.operations.run(lambda o: DeleteRequested(operation_id=o, name=name))
 
     def scale(
         self,
@@ -189,7 +177,7 @@ class Operating:
             raise InvalidInput(
                 "nothing to change", hint="give replicas_min, replicas_max or keep_alive_s"
             )
-        scaling = find_deployment(name, self._seen()).spec.scaling
+        scaling = find_deployment(name, self.seen()).spec.scaling
         check_scaling(
             replace(
                 scaling,
@@ -198,7 +186,7 @@ class Operating:
                 keep_alive_s=scaling.keep_alive_s if keep_alive_s is None else keep_alive_s,
             )
         )
-        return self._operations.run(
+        return self.operations.run(
             lambda o: ScaleRequested(
                 operation_id=o,
                 name=name,
@@ -210,12 +198,12 @@ class Operating:
         )
 
     def load(self, name: DeploymentName) -> Replies:
-        find_deployment(name, self._seen())
-        return self._operations.run(lambda o: LoadRequested(operation_id=o, name=name))
+        find_deployment(name, self.seen())
+        return self.operations.run(lambda o: LoadRequested(operation_id=o, name=name))
 
     def unload(self, name: DeploymentName) -> Replies:
-        find_deployment(name, self._seen())
-        return self._operations.run(lambda o: UnloadRequested(operation_id=o, name=name))
+        find_deployment(name, self.seen())
+        return self.operations.run(lambda o: UnloadRequested(operation_id=o, name=name))
 
     def profile(
         self,
@@ -228,8 +216,8 @@ class Operating:
         """Measure its model on a node, or on any that has room; if wanted, its operators,
         and these with some of the node's cores, too.
         """
-        find_deployment(name, self._seen())
-        return self._operations.run(
+        find_deployment(name, self.seen())
+        return self.operations.run(
             lambda o: ProfileRequested(
                 operation_id=o, name=name, node_id=node_id, operators=operators, cores=cores
             )
@@ -237,6 +225,6 @@ class Operating:
 
     def drain(self, node_id: NodeId, *, undo: bool) -> Replies:
         """Give a node no new work; `undo` takes that back."""
-        return self._operations.run(
+        return self.operations.run(
             lambda o: DrainRequested(operation_id=o, node_id=node_id, undo=undo)
         )

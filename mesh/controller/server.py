@@ -11,11 +11,12 @@ import random
 import signal
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -35,7 +36,6 @@ from mesh.controller.node_link import NodeLinks
 from mesh.controller.open_inference import OpenInference
 from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
-from mesh.controller.reading import Reading
 from mesh.controller.registry import Database, RegistryWrites, SqliteRegistry, make_folder
 from mesh.controller.replaying import Replaying
 from mesh.controller.tenants import TenantMeter
@@ -60,8 +60,9 @@ from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
-from mesh.runtime.host import Host, Recorder
-from mesh.runtime.journal import ControllerStart, open_journal
+from mesh.runtime.host import Action, Event, Host, Recorder
+from mesh.runtime.journal import ControllerStart, JournalHeader, open_journal
+from mesh.runtime.operator import Operator
 from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
 from mesh.text.pool import TextPool
@@ -185,7 +186,7 @@ async def serve(
                 controller = Controller(
                     config, ending, opened, access, database, health_, start, core, usage
                 )
-                await controller.start(server, http, config, serving=stood_by)
+                await controller.start(server, http, serving=stood_by)
                 guard.instead = None
                 at = http.address if http else None
                 logger.info("mesh %s serves at %s", __version__, address)
@@ -198,7 +199,7 @@ async def serve(
                     opened.callback(giving_back.cancel)
                     await first_of(ending, database.deposed)
                     if not database.deposed.is_set():
-                        await controller.drain(config.grace_s, database.deposed)
+                        await controller.drain(database.deposed)
                 finally:
                     await controller.stop(server, http)
                     logger.info("stopped")
@@ -360,8 +361,8 @@ def opened_access(config: ControllerConfig, opened: ExitStack) -> Access:
     )
 
 
-def _opened_journal(
-    config: ControllerConfig, start: ControllerStart, opened: ExitStack
+def opened_journal(
+    config: ControllerConfig, start: JournalHeader, opened: ExitStack
 ) -> list[Recorder]:
     if config.journal is None:
         return []
@@ -382,8 +383,152 @@ class Started:
         """They are among the generic ones."""
 
 
-class Controller:
-    """Everything that one controller is made of. `opened` closes its files at the very end."""
+class Served(ABC, Generic[Event, Action]):
+    """What a controller and a front have in common: every protocol on one gateway, before a core.
+    A subclass makes the parts. `opened` closes its files at the very end.
+    """
+
+    services: tuple[str, ...] = SERVICES
+    _run: int
+    """Tells this run of the process from others."""
+    _host: Host[Event, Action]
+    _log: CellLog
+    _metrics: CellMetrics
+    _tokenizers: Tokenizers
+    _gateway: Gateway
+    _operating: Operator
+    _control: Control
+    _viewed: Viewed
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        ending: asyncio.Event,
+        opened: ExitStack,
+        access: Access,
+        health_: Health,
+    ) -> None:
+        self.failure: Exception | None = None
+        self._config = config
+        self._ending = ending
+        self._opened = opened
+        self._access = access
+        self._health = health_
+        self._clock = LoopClock(asyncio.get_running_loop())
+        self._stopped = False
+        self._feed: Feed | None = None
+        self._batches: Batches | None = None
+
+    async def _serve(
+        self, server: grpc.aio.Server, http: "HttpServer | None", *, serving: bool = False
+    ) -> None:
+        """Serve everything on servers that are bound; `serving`: they have started."""
+        handled: Any = Started(server) if serving else server
+        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), handled)
+        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+            OpenInference(self._gateway), handled
+        )
+        control_pb2_grpc.add_ControlServicer_to_server(self._control, handled)
+        if not self._access.gate.wants_keys:
+            names = (*self.services, HEALTH, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, handled)
+        for name in ("", *self.services):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if not serving:
+            await server.start()
+        if http is not None:
+            await self._start_http(http)
+
+    async def _start_http(self, http: "HttpServer") -> None:
+        from mesh.http.app import application, shared
+        from mesh.http.feed import Feed
+
+        config, origins = self._config, frozenset(self._config.http_origins)
+        sampling = asyncio.create_task(self._viewed.sampling())
+        self._opened.callback(sampling.cancel)
+        self._feed = Feed(self._viewed, run=str(self._run), unix_s=time.time)
+        routes = application(
+            gateway=self._gateway,
+            snapshot=self._gateway.snapshot,
+            find=find_deployment,
+            metrics=self._metrics.exposition,
+            feed=self._feed,
+            operator=self._operating,
+            reads=self._viewed,
+            keys=self._access.keys,
+            batches=self._batches,
+            page=config.page,
+            gate=self._access.gate,
+            hosts_allowed=frozenset(config.http_hosts_allowed),
+            origins=origins,
+        )
+        http.start(shared(routes, origins))
+
+    async def drain(self, *others: asyncio.Event) -> None:
+        """Let open answers end within `grace_s`, and take no further calls. It ends early where it
+        is asked to end once more, or one of `others` is set.
+        """
+        grace_s, ends = self._config.grace_s, (self._ending, *others)
+        if self.failure is not None or not grace_s:
+            return
+        self._stop_batches()
+        self._gateway.stop()
+        await self._health.enter_graceful_shutdown()
+        self._ending.clear()
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._gateway.is_asked and not any(e.is_set() for e in ends):  # noqa: ASYNC110
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            logger.info("answers are still open after %g s", grace_s)
+        finally:
+            self._ending.set()
+
+    async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
+        """Stops the server, within DRAIN_S_MAX and the time to build a small tokenizer."""
+        self._stop_batches()
+        self._gateway.stop()
+        await self._health.enter_graceful_shutdown()
+        self._shut_down()
+        self._log.close()
+        if self._feed is not None:
+            self._feed.close()
+        # A core that failed answers nobody: there is nothing to wait for.
+        drain_s = DRAIN_S_MAX if self.failure is None else 0.0
+        await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))
+        self._stopped = True
+        await self._end()
+        await self._tokenizers.close()
+
+    @abstractmethod
+    def _shut_down(self) -> None:
+        """Have the core answer every open call."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """End what only this kind has, once nobody is served any more."""
+
+    def _stop_batches(self) -> None:
+        """What they have under way is asked again by the next controller."""
+        if self._batches is not None:
+            self._batches.stop()
+
+    def _post(self, event: Event) -> None:
+        """Into the core. A core that fails is in no known state: the process ends. A controller's
+        nodes find it again when it is started anew, and the registry has what was acknowledged.
+        """
+        if self._stopped or self.failure is not None:
+            return
+        try:
+            self._host.post(event)
+        except Exception as error:
+            logger.exception("the core failed on %s", type(event).__name__)
+            self.failure = error
+            self._ending.set()
+
+
+class Controller(Served[ControllerEvent, ControllerAction]):
+    """Everything that one controller is made of."""
 
     def __init__(
         self,
@@ -397,17 +542,13 @@ class Controller:
         core: ControllerCore,
         used: UsageBook,
     ) -> None:
-        self.failure: Exception | None = None
-        self._gate = access.gate
-        self._keys = access.keys
-        self._ending = ending
-        self._opened = opened
-        self._stopped = False
+        super().__init__(config, ending, opened, access, health_)
+        self._run = start.epoch
         self._start, self._core, tables = start, core, database.tables
         self._writes = RegistryWrites(database)
         self._shared_by = database.shared
         self._shared_files: SharedFiles | None = None
-        clock = self._clock = LoopClock(asyncio.get_running_loop())
+        clock = self._clock
         self._log = CellLog(narrate=Narrator(self._spec), now_s=clock.now_s)
         meter = Meter(known=self._knows)
         self._metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
@@ -451,46 +592,30 @@ class Controller:
             starting=self._links.starting,
             sources=config.sources,
             replaying=Replaying(self._gateway, book),
-            prospect=lambda spec: self._core.prospect(spec, clock.now_s()),
-            plan=lambda name, calls: self._core.plan(name, calls, clock.now_s()),
+            foreseen=lambda spec: self._core.prospect(spec, clock.now_s()),
+            planned=lambda name, calls: self._core.plan(name, calls, clock.now_s()),
             writable=database.check_writable,
-        )
-        self._reading = Reading(
-            cell=self._core,
-            book=book,
-            cancel=self._gateway.cancel,
-            usage=used_since,
-            log=self._log,
-            recent=meter.recent,
-            clock=clock,
-        )
-        self._control = Control(
-            cell=self._core,
-            calls=self._gateway,
-            clock=clock,
-            operating=self._operating,
-            log=self._log,
-            texts=tables.text,
-            usage=used_since,
-            report=self._reading.report,
-            state_path=database.place,
-            starting=self._links.starting,
-            hand_over=database.hand_over,
-            batches=self._open_batches,
         )
         self._viewed = Viewed(
             cell=self._core,
-            starting=self._links.starting,
-            failure=self._tokenizers.failure,
-            recent=meter.recent,
-            log=self._log,
             clock=clock,
-            state_path=database.place,
+            log=self._log,
+            recent=meter.recent,
+            book=book,
+            cancel=self._gateway.cancel,
+            used_since=used_since,
+            failure=self._tokenizers.failure,
+            starting=self._links.starting,
             batches=self._open_batches,
+            state_path=database.place,
         )
-        self._feed: Feed | None = None
-        self._batches: Batches | None = None
-        self._health = health_
+        self._control = Control(
+            calls=self._gateway,
+            operating=self._operating,
+            viewed=self._viewed,
+            texts=tables.text,
+            hand_over=database.hand_over,
+        )
         health_.is_outdone = self._links.is_outdone
         performer = ControllerPerformer(
             links=self._links,
@@ -509,69 +634,30 @@ class Controller:
                 meter,
                 book,
                 usage,
-                *_opened_journal(config, start, opened),
+                *opened_journal(config, start, opened),
                 *traces,
             ],
             took_long=took_long,
         )
 
     async def start(
-        self,
-        server: grpc.aio.Server,
-        http: "HttpServer | None",
-        config: ControllerConfig,
-        *,
-        serving: bool,
+        self, server: grpc.aio.Server, http: "HttpServer | None", *, serving: bool
     ) -> None:
         """Serve everything on servers that are bound; `serving`: they have started."""
         handled: Any = Started(server) if serving else server
-        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), handled)
-        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
-            OpenInference(self._gateway), handled
-        )
-        control_pb2_grpc.add_ControlServicer_to_server(self._control, handled)
         node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, handled)
-        if not self._gate.wants_keys:
-            names = (*SERVICES, HEALTH, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, handled)
-        for name in ("", *SERVICES):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        if not serving:
-            await server.start()
-        if http is not None:
-            await self._start_http(http, config)
+        await self._serve(server, http, serving=serving)
         self._post(LeaseCheckDue())
         for deployment in self._start.deployments:
             self._warm(public_name(deployment.spec.name))
 
-    async def _start_http(self, http: "HttpServer", config: ControllerConfig) -> None:
-        from mesh.http.app import application, shared
+    async def _start_http(self, http: "HttpServer") -> None:
         from mesh.http.batches import Batches
-        from mesh.http.feed import Feed
 
-        files = await self._opened_files(config.home / "controller")
+        files = await self._opened_files(self._config.home / "controller")
         self._opened.callback(files.close)
-        self._batches = Batches(files, self._gate.check_acted_for)
-        sampling = asyncio.create_task(self._viewed.sampling())
-        self._opened.callback(sampling.cancel)
-        self._feed = Feed(self._viewed, run=str(self._start.epoch), unix_s=time.time)
-        origins = frozenset(config.http_origins)
-        routes = application(
-            gateway=self._gateway,
-            snapshot=self._gateway.snapshot,
-            find=find_deployment,
-            metrics=self._metrics.exposition,
-            feed=self._feed,
-            operator=self._operating,
-            reads=self._reading,
-            keys=self._keys,
-            batches=self._batches,
-            page=config.page,
-            gate=self._gate,
-            hosts_allowed=frozenset(config.http_hosts_allowed),
-            origins=origins,
-        )
-        http.start(shared(routes, origins))
+        self._batches = Batches(files, self._access.gate.check_acted_for)
+        await super()._start_http(http)
 
     async def _opened_files(self, home: Path) -> "KeptFiles":
         """Raises StorageError."""
@@ -585,67 +671,17 @@ class Controller:
         await self._shared_files.begin()
         return self._shared_files
 
-    async def drain(self, grace_s: float, deposed: asyncio.Event) -> None:
-        """Let open answers end within so long, and take no further calls. It ends early where it is
-        asked to end once more, or another controller leads.
-        """
-        if self.failure is not None or not grace_s:
-            return
-        self._stop_batches()
-        self._gateway.stop()
-        await self._health.enter_graceful_shutdown()
-        ending = self._ending
-        ending.clear()
-        try:
-            async with asyncio.timeout(grace_s):
-                while self._gateway.is_asked and not (  # noqa: ASYNC110
-                    ending.is_set() or deposed.is_set()
-                ):
-                    await asyncio.sleep(DRAIN_POLL_S)
-        except TimeoutError:
-            logger.info("answers are still open after %g s", grace_s)
-        finally:
-            ending.set()
-
-    async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
-        """Stops the server, within DRAIN_S_MAX and the time to build a small tokenizer."""
-        self._stop_batches()
-        self._gateway.stop()
-        await self._health.enter_graceful_shutdown()
+    def _shut_down(self) -> None:
         self._post(ShutdownRequested())
         self._links.stop()
-        self._log.close()
-        if self._feed is not None:
-            self._feed.close()
-        # A core that failed answers nobody: there is nothing to wait for.
-        drain_s = DRAIN_S_MAX if self.failure is None else 0.0
-        await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))
-        self._stopped = True
+
+    async def _end(self) -> None:
         if self._shared_files is not None:
             await self._shared_files.end()
         await self._writes.close()
-        await self._tokenizers.close()
 
     def _open_batches(self) -> Sequence[OpenBatches]:
         return () if self._batches is None else self._batches.open()
-
-    def _stop_batches(self) -> None:
-        """What they have under way is asked again by the next controller."""
-        if self._batches is not None:
-            self._batches.stop()
-
-    def _post(self, event: ControllerEvent) -> None:
-        """Into the core. A core that fails is in no known state: the controller ends, its nodes
-        find it again when it is started anew, and the registry has what was acknowledged.
-        """
-        if self._stopped or self.failure is not None:
-            return
-        try:
-            self._host.post(event)
-        except Exception as error:
-            logger.exception("the core failed on %s", type(event).__name__)
-            self.failure = error
-            self._ending.set()
 
     def _knows(self, name: DeploymentName) -> bool:
         return self._core.deployment(name) is not None

@@ -9,37 +9,30 @@ import asyncio
 import logging
 import random
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import SERVICE_NAME as HEALTH
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2_grpc
 
 from mesh import __version__
 from mesh.controller.allocator import give_back_freed
 from mesh.controller.control import Control
 from mesh.controller.gateway import Gateway
-from mesh.controller.inference import Inference
-from mesh.controller.lookup import find_deployment
 from mesh.controller.metrics import CellMetrics, Meter
-from mesh.controller.open_inference import OpenInference
-from mesh.controller.reading import Reading
 from mesh.controller.replaying import Replaying
 from mesh.controller.server import (
-    DRAIN_POLL_S,
-    DRAIN_S_MAX,
     SERVICES,
     Access,
     ControllerConfig,
     Health,
+    Served,
     bound_http,
     end_on_signals,
     opened_access,
+    opened_journal,
 )
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
@@ -56,12 +49,10 @@ from mesh.front.cells import FrontCells
 from mesh.front.operating import FrontOperating
 from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
-from mesh.runtime.clock import LoopClock
 from mesh.runtime.front_actions import FrontPerformer
-from mesh.runtime.host import Host, Recorder
-from mesh.runtime.journal import FrontStart, open_journal
+from mesh.runtime.host import Host
+from mesh.runtime.journal import FrontStart
 from mesh.text.pool import TextPool
-from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, open_inference_pb2_grpc
 from mesh.wire.channel import bind, server_options
 from mesh.wire.serving import Guard
 
@@ -126,8 +117,10 @@ async def serve(
         raise front.failure
 
 
-class Front:
-    """Everything that one front is made of. `opened` closes its files at the very end."""
+class Front(Served[FrontEvent, FrontAction]):
+    """Everything that one front is made of."""
+
+    services = FRONT_SERVICES
 
     def __init__(
         self,
@@ -137,14 +130,8 @@ class Front:
         access: Access,
         health: Health,
     ) -> None:
-        self.failure: Exception | None = None
-        self._config = config
-        self._ending = ending
-        self._access = access
-        self._health = health
-        self._opened = opened
-        self._stopped = False
-        clock = LoopClock(asyncio.get_running_loop())
+        super().__init__(config, ending, opened, access, health)
+        clock = self._clock
         core = FrontCore(tuple(config.cells))
         self._cells = cells = FrontCells(config.cells, core=core, clock=clock, post=self._post)
         self._log = CellLog(narrate=Narrator(cells.spec), now_s=clock.now_s)
@@ -167,36 +154,22 @@ class Front:
         self._operating = FrontOperating(
             cells, self._gateway.deployed, Replaying(self._gateway, book)
         )
-        self._reading = Reading(
-            cell=cells,
-            book=book,
-            cancel=self._gateway.cancel,
-            usage=cells.usage,
-            log=self._log,
-            recent=meter.recent,
-            clock=clock,
-        )
-        self._control = Control(
-            cell=cells,
-            calls=self._gateway,
-            clock=clock,
-            operating=self._operating,
-            log=self._log,
-            texts=cells.text,
-            usage=cells.usage,
-            report=self._reading.report,
-            state_path="",
-            starting=tuple,
-            hand_over=_hand_over,
-        )
         self._viewed = Viewed(
             cell=cells,
-            starting=tuple,
-            failure=self._tokenizers.failure,
-            recent=meter.recent,
-            log=self._log,
             clock=clock,
-            state_path="",
+            log=self._log,
+            recent=meter.recent,
+            book=book,
+            cancel=self._gateway.cancel,
+            used_since=cells.usage,
+            failure=self._tokenizers.failure,
+        )
+        self._control = Control(
+            calls=self._gateway,
+            operating=self._operating,
+            viewed=self._viewed,
+            texts=cells.text,
+            hand_over=_hand_over,
         )
 
         def request(request_id: RequestId) -> Request | None:
@@ -204,117 +177,40 @@ class Front:
             return None if found is None else found[0]
 
         calls = FrontCalls(cells.links, gateway=self._gateway, request=request, post=self._post)
-        recorders: list[Recorder] = [self._log, meter, book]
-        if config.journal is not None:
-            start = FrontStart(version=__version__, cells=tuple(config.cells))
-            journal = open_journal(config.journal, start)
-            opened.callback(journal.close)
-            recorders.append(journal)
+        start = FrontStart(version=__version__, cells=tuple(config.cells))
         self._host = Host[FrontEvent, FrontAction](
             core=core,
             clock=clock,
             perform=FrontPerformer(clients=self._gateway, calls=calls).perform,
-            recorders=recorders,
+            recorders=[self._log, meter, book, *opened_journal(config, start, opened)],
         )
-        self._tasks: list[asyncio.Task[None]] = []
-        self._close_feed: Callable[[], None] = lambda: None
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Look at the cells, then serve everything on servers that are bound."""
-        watch = asyncio.create_task(self._cells.watch())
-        watch.add_done_callback(self._watched)
-        self._tasks.append(watch)
+        self._watch = asyncio.create_task(self._cells.watch())
+        self._watch.add_done_callback(self._watched)
         try:
             async with asyncio.timeout(LOOKED_S_MAX):
                 await self._cells.looked()
         except TimeoutError:
             logger.warning("not all cells answer yet")
-        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
-        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
-            OpenInference(self._gateway), server
-        )
-        control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
-        if not self._access.gate.wants_keys:
-            names = (*FRONT_SERVICES, HEALTH, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
-        for name in ("", *FRONT_SERVICES):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        await server.start()
-        if http is not None:
-            self._start_http(http)
+        await self._serve(server, http)
 
-    def _start_http(self, http: "HttpServer") -> None:
-        from mesh.http.app import application, shared
-        from mesh.http.feed import Feed
-
-        config, origins = self._config, frozenset(self._config.http_origins)
-        self._tasks.append(asyncio.create_task(self._viewed.sampling()))
-        feed = Feed(self._viewed, run=str(self._run), unix_s=time.time)
-        self._close_feed = feed.close
-        routes = application(
-            gateway=self._gateway,
-            snapshot=self._gateway.snapshot,
-            find=find_deployment,
-            metrics=self._metrics.exposition,
-            feed=feed,
-            operator=self._operating,
-            reads=self._reading,
-            page=config.page,
-            gate=self._access.gate,
-            hosts_allowed=frozenset(config.http_hosts_allowed),
-            origins=origins,
-        )
-        http.start(shared(routes, origins))
-
-    async def drain(self) -> None:
-        """Let open answers end within `grace_s`, and take no further calls; `MeshClient` goes on at
-        another front.
-        """
-        if self.failure is not None or not self._config.grace_s:
-            return
-        self._gateway.stop()
-        await self._health.enter_graceful_shutdown()
-        self._ending.clear()
-        try:
-            async with asyncio.timeout(self._config.grace_s):
-                while self._gateway.is_asked and not self._ending.is_set():  # noqa: ASYNC110
-                    await asyncio.sleep(DRAIN_POLL_S)
-        except TimeoutError:
-            logger.info("answers are still open after %g s", self._config.grace_s)
-        finally:
-            self._ending.set()
-
-    async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
-        self._gateway.stop()
-        await self._health.enter_graceful_shutdown()
+    def _shut_down(self) -> None:
         self._post(ShutdownRequested())
-        self._log.close()
-        self._close_feed()
-        drain_s = DRAIN_S_MAX if self.failure is None else 0.0
-        await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))
-        self._stopped = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _end(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         await self._cells.close()
-        await self._tokenizers.close()
 
     def _watched(self, watch: "asyncio.Task[None]") -> None:
         """A front that looks at its cells no more ends: its core has no other clock."""
         if not watch.cancelled() and (fault := watch.exception()) is not None:
             logger.error("the looks at the cells failed", exc_info=fault)
             self.failure = self.failure or RuntimeError(f"the looks at the cells failed: {fault}")
-            self._ending.set()
-
-    def _post(self, event: FrontEvent) -> None:
-        """Into the core. A front whose core fails ends: the others go on."""
-        if self._stopped or self.failure is not None:
-            return
-        try:
-            self._host.post(event)
-        except Exception as error:
-            logger.exception("the core failed on %s", type(event).__name__)
-            self.failure = error
             self._ending.set()
 
 

@@ -47,13 +47,13 @@ async def test_a_journal_ends_where_its_cell_did(written: tuple[Path, CellSnapsh
     (picture,) = await view.pictures([ANYONE])
     assert (picture.nodes, picture.deployments) == (ended.nodes, ended.deployments)
     assert picture.status.served == ended.served > 0
-    told = await view.reading.requests(ANYONE, 0)
+    told = await view.viewed.requests(ANYONE, 0)
     assert told["open"] == []
     assert view.samples(ANYONE)
-    report = await view.reading.report(ANYONE, 10**6)
+    report = await view.viewed.report(ANYONE, 10**6)
     assert report.calls[0].finished == ended.served
     with pytest.raises(NotFound):
-        view.reading.end(ANYONE, "r1-1")
+        view.viewed.end(ANYONE, "r1-1")
 
 
 async def test_a_step_back_is_as_it_was(written: tuple[Path, CellSnapshot]) -> None:

@@ -110,8 +110,8 @@ async def test_a_deploy_looks_again_whose_a_name_is_after_its_wait(
         starting=lambda: [STARTING],
         sources=SourceRules(),
         replaying=cast(Replaying, None),
-        prospect=lambda spec: None,
-        plan=lambda name, calls: None,
+        foreseen=lambda spec: None,
+        planned=lambda name, calls: None,
         writable=lambda: None,
     )
     as_caller(Caller(role=Role.TENANT, tenant=A))
@@ -197,12 +197,12 @@ async def test_an_error_that_nobody_foresaw_is_told_by_name_and_ends_nothing() -
 def viewed_of(cell: ViewedCell, clock: HeapClock, recent: Recent | None = None) -> Viewed:
     return Viewed(
         cell=cell,
-        starting=tuple,
-        failure=lambda _: "",
-        recent=recent or Recent(),
-        log=cast(Any, None),
         clock=clock,
-        state_path="",
+        log=cast(Any, None),
+        recent=recent or Recent(),
+        book=cast(Any, None),
+        cancel=cast(Any, None),
+        used_since=cast(Any, None),
     )
 
 

@@ -38,7 +38,7 @@ async def _serve(path: Path, listen: str) -> None:
     view = JournalView(path)
     server = HttpServer(listen)
     feed = Feed(view, run="j", unix_s=view.unix_s)
-    server.start(journal_application(view, feed, lambda: view.reading))
+    server.start(journal_application(view, feed, lambda: view.viewed))
     output.text(f"http://{server.address}/")
     output.message(f"{path.name} is shown there; Ctrl-C ends it")
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
