@@ -57,11 +57,10 @@ time.sleep(600)
 """
 
 
-def test_what_a_node_measures_before_it_joins_is_shown_and_it_does_not_count_as_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "announces.py").write_text(ANNOUNCES)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def nodes_run(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of node agents."""
+    (folder / "announces.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     start = children.start
 
     def begin(name: str, module: str, given: list[str], log: Path, *, again: bool) -> Child:
@@ -69,6 +68,12 @@ def test_what_a_node_measures_before_it_joins_is_shown_and_it_does_not_count_as_
         return start(name, instead, given, log, again=again)
 
     monkeypatch.setattr(children, "start", begin)
+
+
+def test_what_a_node_measures_before_it_joins_is_shown_and_it_does_not_count_as_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes_run(ANNOUNCES, tmp_path, monkeypatch)
     cell = LocalCell(CellPlan(listen="127.0.0.1:0", home=tmp_path, nodes=plan_nodes(["cpu"])))
     said, ready = "", list[str]()
     until_s = time.monotonic() + 60
@@ -98,15 +103,8 @@ if "cpu0" in sys.argv:
 """
     hangs = ANNOUNCES.replace('NodeId("cpu0")', "NodeId(sys.argv[sys.argv.index('--name') + 1])")
     before, _, after = hangs.partition("announcer.say")
-    (tmp_path / "announces.py").write_text(f"{before.rstrip()}\n{gets_on}announcer.say{after}")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    start = children.start
-
-    def begin(name: str, module: str, given: list[str], log: Path, *, again: bool) -> Child:
-        instead = "announces" if module == "mesh_nodes" else module
-        return start(name, instead, given, log, again=again)
-
-    monkeypatch.setattr(children, "start", begin)
+    program = f"{before.rstrip()}\n{gets_on}announcer.say{after}"
+    nodes_run(program, tmp_path, monkeypatch)
     nodes = plan_nodes(["cpu", "cpu"])
     cell = LocalCell(CellPlan(listen="127.0.0.1:0", home=tmp_path, nodes=nodes))
     until_s = time.monotonic() + 60

@@ -94,6 +94,13 @@ class Front:
         )
         self.told(asked, accepted)
 
+    def placed(self) -> AskCell:
+        """A further call, which its cell has accepted."""
+        self.ask()
+        asked = self.only(AskCell)
+        self.accepted(asked)
+        return asked
+
     def tokens(self, asked: AskCell, first: int, *token_ids: int) -> list[FrontAction]:
         return self.told(asked, Tokens(first_index=first, token_ids=token_ids, text="x"))
 
@@ -180,9 +187,7 @@ def test_an_error_of_the_call_is_its_clients() -> None:
 
 def test_a_lost_stream_goes_on_under_its_cells_next_leader() -> None:
     front = Front(**{FIRST: serving(1), SECOND: serving()})
-    front.ask()
-    asked = front.only(AskCell)
-    front.accepted(asked)
+    asked = front.placed()
     front.tokens(asked, 0, 7, 8)
     front.now_s += 1.0
     assert front.ended(asked, lost=True) == []
@@ -202,9 +207,7 @@ def test_a_lost_stream_goes_on_under_its_cells_next_leader() -> None:
 
 def test_a_lost_stream_goes_on_in_another_cell_after_a_while() -> None:
     front = Front(**{FIRST: serving(1), SECOND: serving()})
-    front.ask()
-    asked = front.only(AskCell)
-    front.accepted(asked)
+    asked = front.placed()
     front.tokens(asked, 0, 7)
     front.ended(asked, lost=True)
     front.now_s += TAKEOVER_S_MAX + 0.1
@@ -215,9 +218,7 @@ def test_a_lost_stream_goes_on_in_another_cell_after_a_while() -> None:
 
 def test_a_silent_cells_streams_are_given_up_and_go_on_elsewhere() -> None:
     front = Front(**{FIRST: serving(1), SECOND: serving()})
-    front.ask()
-    asked = front.only(AskCell)
-    front.accepted(asked)
+    asked = front.placed()
     front.tokens(asked, 0, 7)
     front.now_s += TAKEOVER_S_MAX / 2
     assert front.tell(CellSilent(cell=FIRST)) == []
@@ -229,9 +230,7 @@ def test_a_silent_cells_streams_are_given_up_and_go_on_elsewhere() -> None:
 
 def test_what_streams_tell_and_a_leader_that_drains_are_signs_of_life() -> None:
     front = Front(**{FIRST: serving(1), SECOND: serving()})
-    front.ask()
-    asked = front.only(AskCell)
-    front.accepted(asked)
+    asked = front.placed()
     for n in range(4):
         front.now_s += TAKEOVER_S_MAX * 0.9
         front.tokens(asked, n, 7)
@@ -304,9 +303,7 @@ def test_a_call_that_a_leader_turns_away_again_and_again_ends() -> None:
 
 def test_where_no_cell_has_the_model_of_a_lost_answer_any_more_that_is_the_reason() -> None:
     front = Front(**{FIRST: serving(1)})
-    front.ask()
-    asked = front.only(AskCell)
-    front.accepted(asked)
+    asked = front.placed()
     front.ended(asked, lost=True)
     front.seen(FIRST, serving(1, model="sha256-2"))
     assert "another model" in front.only(FailRequest).message
@@ -328,9 +325,7 @@ def test_a_cell_has_no_more_calls_than_a_connection_takes() -> None:
 
 def test_streams_of_a_leader_that_was_followed_are_asked_for_again() -> None:
     front = Front(**{FIRST: serving(1)})
-    front.ask()
-    asked = front.only(AskCell)
-    front.accepted(asked)
+    asked = front.placed()
     front.seen(FIRST, leader="2")
     assert front.only(DropCall).attempt == asked.attempt
     assert front.only(AskCell).resumes
@@ -364,9 +359,7 @@ def test_with_one_cell_which_is_away_it_waits_a_while_and_is_refused_with_the_re
 
 def test_one_that_was_accepted_waits_longer_and_not_for_ever() -> None:
     front = Front(**{FIRST: serving(1)})
-    front.ask()
-    asked = front.only(AskCell)
-    front.accepted(asked)
+    asked = front.placed()
     front.ended(asked, lost=True)
     front.now_s += RESUME_S_MAX - 1.0
     assert front.tell(CellSilent(cell=FIRST)) == []
@@ -430,9 +423,7 @@ def test_a_client_that_comes_from_another_front_is_asked_for_as_it_says() -> Non
 
 def test_tokens_that_do_not_go_on_end_the_answer() -> None:
     front = Front(**{FIRST: serving(1)})
-    front.ask()
-    asked = front.only(AskCell)
-    front.accepted(asked)
+    asked = front.placed()
     front.tokens(asked, 1, 7)
     assert front.only(RefuseRequest).reason is RefusalReason.ENGINE_FAILED
 
