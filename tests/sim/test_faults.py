@@ -20,7 +20,7 @@ from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import SHAPES, FaultKind, Faults, check_faults, occurrences
-from mesh.sim.scenario import arrivals, faults, plan, read_scenario
+from mesh.sim.scenario import Scenario, arrivals, faults, plan, read_scenario
 from tests.support.depth import DEEP
 
 NODES = [NodeId("a"), NodeId("b"), NodeId("c")]
@@ -99,9 +99,18 @@ def _with(recorder: Recorder, start: ControllerStart) -> tuple[Recorder, ...]:
     return (recorder,)
 
 
-def run_each_seed(path: Path, watching: Recorder) -> None:
-    """A quarter of the seeds of a scenario, under all checks, all of them watched."""
+def beginning(path: Path) -> Scenario:
+    """The first minute of a scenario, or all of it where it has many seeds."""
     read = read_scenario(path)
+    assert read.faults is not None
+    if SEEDS > 1:
+        return read
+    workload = replace(read.workload, duration_s=60.0)
+    return replace(read, workload=workload, faults=replace(read.faults, until_s=50.0))
+
+
+def run_each_seed(read: Scenario, watching: Recorder) -> None:
+    """A quarter of the seeds of a scenario, under all checks, all of them watched."""
     for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
         scenario = replace(read, seed=seed)
         made = plan(scenario)
@@ -110,7 +119,7 @@ def run_each_seed(path: Path, watching: Recorder) -> None:
         try:
             outcomes = run.run(arrivals(scenario))
         except Exception as error:
-            error.add_note(f"mesh sim workloads/{path.name} --check --seed {seed}")
+            error.add_note(f"{seed=} of {read.workload}")
             raise
         assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
 
@@ -118,21 +127,21 @@ def run_each_seed(path: Path, watching: Recorder) -> None:
 @pytest.mark.timeout(3600)
 def test_conversations_find_in_caches_what_faults_leave_of_them() -> None:
     hits = Hits()
-    run_each_seed(TALKING, hits)
+    run_each_seed(beginning(TALKING), hits)
     assert 0.1 < hits.cached / hits.prompts < 1.0, "of prompt tokens"
 
 
 @pytest.mark.timeout(3600)
 def test_weights_that_instances_share_are_promised_once_whatever_fails() -> None:
     shared = SharedLoads()
-    run_each_seed(SHARING, shared)
+    run_each_seed(read_scenario(SHARING), shared)
     assert shared.count > 5 * max(SEEDS // 4, 1)
 
 
 @pytest.mark.timeout(3600)
 def test_weights_swap_and_kv_blocks_move_whatever_fails() -> None:
     swaps = Swaps()
-    run_each_seed(SWAPPING, swaps)
+    run_each_seed(read_scenario(SWAPPING), swaps)
     assert swaps.out > 5 * max(SEEDS // 4, 1), "heartbeats with requests whose weights are out"
     assert swaps.offered > max(SEEDS // 4, 1), "requests whose KV blocks were sent"
 
@@ -177,7 +186,7 @@ class Hits:
 
 @pytest.mark.timeout(7200)
 def test_nothing_is_lost_doubled_or_stuck_and_a_seed_decides_the_same_twice() -> None:
-    read = read_scenario(SCENARIO)
+    read = beginning(SCENARIO)
     done: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     hashes: list[str] = []
@@ -189,14 +198,14 @@ def test_nothing_is_lost_doubled_or_stuck_and_a_seed_decides_the_same_twice() ->
         try:
             outcomes = run.run(arrivals(scenario))
         except Exception as error:
-            error.add_note(f"mesh sim workloads/faults.toml --check --seed {seed}")
+            error.add_note(f"{seed=} of {read.workload}")
             raise
         hashes.append(journal.hash.hexdigest())
         asked = sum(1 for _ in arrivals(scenario))
         assert len({o.request_id for o in outcomes}) == len(outcomes) == asked
         ends.update(str(o.end) for o in outcomes)
         done.update(dict(run.counts().faults))
-    assert ends["stop"] + ends["length"] >= 50 * len(hashes), "the faults leave nothing of the work"
+    assert ends["stop"] + ends["length"] >= 25 * len(hashes), "the faults leave nothing of the work"
     assert hashes[0] == hashes[1]
     kinds = set(FaultKind) - {FaultKind.TEAR}  # no KV blocks travel here
     assert SEEDS < MANY or set(done) == {kind.value for kind in kinds}

@@ -30,6 +30,7 @@ from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.scenario import plan
 from mesh.sim.virtual_engine import VirtualEngine
 from tests.sim.scenarios import scenario
+from tests.support.depth import DEEP
 
 TWO = """
 seed = {seed}
@@ -141,7 +142,7 @@ def test_requests_that_move_get_the_same_tokens_none_late_and_after_two_iteratio
     assert _share(gaps, 0.95) <= 1.9, "2.2 and 2.4 if it stops however long before"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6 if DEEP else 2))
 def test_whatever_fails_they_get_the_same_tokens(tmp_path: Path, still: Watch, seed: int) -> None:
     drawn = random.Random(seed)
     kinds = (FaultKind.BREAK, FaultKind.CRASH, FaultKind.FREEZE, FaultKind.LOSE, FaultKind.CANCEL)
@@ -186,7 +187,7 @@ def test_kv_blocks_come_along_where_that_is_quicker(
         assert not moved.arrived
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6 if DEEP else 2))
 def test_whatever_tears_a_transfer_they_get_the_same_tokens(
     tmp_path: Path, long_still: Watch, seed: int
 ) -> None:

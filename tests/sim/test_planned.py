@@ -55,7 +55,7 @@ SCENES = {
     "memory full": Scene(rate=1.0, load_bytes_per_s=2e9, others=8),
 }
 QUICK = ("alone", "sparse, never parked")
-TURN_S, TURNS = (60.0, 10) if DEEP else (45.0, 4)
+TURN_S, TURNS = (60.0, 10) if DEEP else (30.0, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
