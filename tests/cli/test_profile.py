@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mesh.cli import profile_plot
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.model import Task
@@ -319,7 +318,8 @@ def test_plot_draws_what_was_just_measured_when_measuring_is_asked_for(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[ProfileView, ...]] = []
-    monkeypatch.setattr(profile_plot, "draw", lambda name, views, path, **_: drawn.append(views))
+    draw = "mesh.cli.profile_plot.draw"
+    monkeypatch.setattr(draw, lambda name, views, path, **_: drawn.append(views))
     client.known, client.measures = [SCALED], MEASURED
     ran = mesh("profile", "chat", "--measure", "--plot", str(tmp_path / "times.png"))
     assert ran.code == 0, ran.err
@@ -328,6 +328,8 @@ def test_plot_draws_what_was_just_measured_when_measuring_is_asked_for(
 
 
 def test_the_title_names_model_and_hardware() -> None:
+    from mesh.cli import profile_plot  # matplotlib takes half a second of each worker
+
     assert profile_plot.title("chat", MEASURED) == (
         "chat, 0.1 M parameters (sha256-0123456789abcdef)\n"
         "AMD EPYC, avx2, 2 cores, measured: 8 points in 1.5 s"

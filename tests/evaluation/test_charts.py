@@ -11,7 +11,6 @@ import pytest
 from mesh.evaluation.paper.charts import cell_charts, over_time, overview_charts, page, run_charts
 from mesh.evaluation.paper.evaluation import Reference
 from mesh.report.charts.chart import BarChart, Bars, Chart, Line, LineChart, log_ticks, ticks, y_top
-from mesh.report.charts.png import draw_all
 from mesh.report.charts.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, names, svg
 from tests.evaluation.evaluated import evaluation, run
 
@@ -144,6 +143,8 @@ def test_a_page_needs_nothing_else_and_follows_the_readers_light() -> None:
 
 
 def test_charts_are_drawn_as_png_files(tmp_path: Path) -> None:
+    from mesh.report.charts.png import draw_all  # matplotlib takes half a second of each worker
+
     log = replace(LINES, name="log", log_x=True, x_limit=2.0)
     paths = draw_all([("7B/64", LINES), ("7B/64", log), ("", BARS)], tmp_path / "plots")
     assert [path.name for path in paths] == ["lines.png", "log.png", "bars.png"]

@@ -27,7 +27,6 @@ from tests.loader.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_model import write_tiny_llama
 
 boto3 = pytest.importorskip("boto3")
-moto_server = pytest.importorskip("moto.server")
 s3_download = pytest.importorskip("mesh_loader.s3_download")
 EndpointConnectionError = pytest.importorskip("botocore.exceptions").EndpointConnectionError
 
@@ -37,7 +36,8 @@ OTHER = random.Random(2).randbytes(3 << 20)
 
 @pytest.fixture(scope="module")
 def connected() -> Iterator[Any]:
-    """The client of a server here, whose making takes a third of a second."""
+    """The client of a server here, whose making takes a third of a second, as its import does."""
+    moto_server = pytest.importorskip("moto.server")
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
