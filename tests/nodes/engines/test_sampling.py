@@ -11,7 +11,7 @@ from mesh_nodes.engines.sampling import Draw, Past, choose, choose_telling
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], np.float32)
 DRAWS = 2000
-CHI_DRAWS = 4_000
+CHI_DRAWS = 2_000
 
 
 def frequencies(

@@ -10,7 +10,7 @@ import pytest
 from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
-from tests.nodes.engines.golden import check_golden, golden
+from tests.nodes.engines.golden import TOKENS, check_golden, golden
 from tests.nodes.engines.serving import load
 
 
@@ -28,7 +28,7 @@ def test_the_expectation_is_what_it_should_be() -> None:
     assert len(lengths) == 8
     assert lengths[0] < 10
     assert lengths[-1] > 300
-    assert {len(tokens) for tokens in expected.values()} == {48}
+    assert {len(tokens) for tokens in expected.values()} == {TOKENS}
 
 
 def test_tokens_equal_transformers(exact: OpenVinoEngine) -> None:

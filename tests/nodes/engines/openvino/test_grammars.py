@@ -97,7 +97,7 @@ def model(smollm2_model: StoredModel) -> Iterator[Model]:
 
 
 def test_json_that_is_drawn_at_random_is_as_its_schema_says(model: Model) -> None:
-    answers = [model.submit(f"r{seed}", replace(DRAWN, seed=seed)) for seed in range(6)]
+    answers = [model.submit(f"r{seed}", replace(DRAWN, seed=seed)) for seed in range(3)]
     model.driver.finish()
     for answer in answers:
         assert answer.finish is FinishReason.STOP
