@@ -65,8 +65,8 @@ class Operating:
     writable: Callable[[], None]
     """Raises Unavailable where the registry takes no writes now."""
     deployed: Callable[[DeploymentName], Awaitable[str]]
-    """Called with the name of each deployment that was acknowledged; gives what is amiss with it,
-    or an empty text.
+    """What is called with the name of each deployment that was acknowledged; it gives what is amiss
+    with it, or an empty text.
     """
     replaying: Replaying
 

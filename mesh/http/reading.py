@@ -1,7 +1,7 @@
 """`/api/v1/requests`, `/trace`, `/usage`, `/manifest` and `/report`: what the page reads beside the
 feed, and what ends a request; and `/nodes/wanted`, which whoever starts nodes reads.
 
-Before: the routes. After: the controller's `reading`.
+Before: the routes. After: the controller's `viewed`.
 """
 
 import asyncio

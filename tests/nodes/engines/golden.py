@@ -18,7 +18,7 @@ CHUNKS = (0, 7, 24, 64, 300)
 """Prefill budgets of a step: none, less than a block, more, and a whole prompt or two."""
 RESIZES_A_STEP = 2
 TOKENS = 48 if DEEP else 32
-"""Of each answer, of which the file has 48."""
+"""So many of each answer are compared; the file has 48."""
 
 
 def golden() -> tuple[dict[str, EngineRequest], dict[str, list[int]]]:
