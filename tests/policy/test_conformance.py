@@ -20,7 +20,7 @@ from tests.support.depth import DEEP
 ROOT = Path(__file__).parents[2]
 EXAMPLES = tuple(str(path) for path in sorted((ROOT / "examples/policies").glob("*.py")))
 ADVERSARY = str(ROOT / "tests/support/adversary.py")
-ARRIVALS_S = 10.0 if DEEP else 2.0
+ARRIVALS_S, FAULTS_S = (10.0, 100.0) if DEEP else (4.0, 40.0)
 SEEDS = range(1, 4 if DEEP else 2)
 
 
@@ -49,8 +49,13 @@ def checked_run(policy: str, seed: int, *, check: bool = True) -> Decisions:
     scenario = read_scenario(ROOT / "workloads/faults.toml")
     work = scenario.workload
     assert isinstance(work, Serverless)
+    assert scenario.faults is not None
     short = replace(
-        scenario, policy=policy, seed=seed, workload=replace(work, duration_s=ARRIVALS_S)
+        scenario,
+        policy=policy,
+        seed=seed,
+        workload=replace(work, duration_s=ARRIVALS_S),
+        faults=replace(scenario.faults, until_s=FAULTS_S),
     )
     made, seen = plan(short), Decisions()
     run = FaultyRun(made, faults(short, made), check=check, started=lambda start: [seen])
