@@ -130,6 +130,15 @@ def test_a_request_joins_only_where_its_first_token_is_in_time_in_chunks_that_fi
     assert cell.ask(0.1, ttft_s=0.2, prompt=100) == "n3"
 
 
+def test_a_prompt_that_is_late_everywhere_holds_up_no_shorter_one_of_its_class() -> None:
+    cell = Servers()
+    assert cell.ask_all(0.05, 11) == ["n1"] * 4 + ["n2"] * 4 + ["n3"] * 3
+    # After an iteration of 49 ms three decodes leave 18 of each to 450 tokens, which alone take 45.
+    assert cell.ask(0.05, ttft_s=0.1, prompt=450) == ""
+    assert "r12" in cell.core.cell.requests, "it waits"
+    assert cell.ask(0.05, ttft_s=0.1) == "n3"
+
+
 def test_a_long_prompt_joins_who_is_far_enough_ahead_of_its_deadlines() -> None:
     cell = Servers()
     assert cell.ask(0.05) == "n1"

@@ -269,12 +269,12 @@ does.
 def refuse_past_deadline(outlook: Outlook) -> None:
     """Refuse the requests in the deployment's queue that the policy does not have wait on."""
     ctx, entry = outlook.ctx, outlook.entry
-    # Behind a head that was TPOT_EXCEEDED none of its class was tried: it holds for any length.
+    # Behind a head that was TPOT_EXCEEDED the others of its class were, too, or were not tried.
     heads: dict[str, RequestEntry] = {}
     for request in entry.queue:
         if request.waits_for is None:
             heads.setdefault(request.slo.name, request)
-    untried = [name for name, head in heads.items() if stops_queue(head)]
+    untried = [name for name, head in heads.items() if stops_longer(head)]
     causes: dict[tuple[Slo, Verdict | None], tuple[int, Cause]] = {}
     for request in list(entry.queue):
         best_effort = request.slo.best_effort
@@ -314,9 +314,9 @@ def refuse_past_deadline(outlook: Outlook) -> None:
             refuse(ctx, request, reason, message, retry_after_s=retry_s)
 
 
-def stops_queue(head: RequestEntry) -> bool:
-    """Whether what it was refused for holds for all of its class behind it, which may want fewer
-    answers.
+def stops_longer(head: RequestEntry) -> bool:
+    """Whether what it was refused for holds for those of its class behind it that are no shorter.
+    They may want fewer answers.
     """
     exceeded = head.refusals.verdict is Verdict.TPOT_EXCEEDED
     return exceeded and not head.has_own_slo and not head.mates

@@ -24,7 +24,7 @@ from mesh.core.controller.requests.ending import evict_best_effort, refuse_all_q
 from mesh.core.controller.requests.outlook import (
     Outlook,
     refuse_past_deadline,
-    stops_queue,
+    stops_longer,
     without_time,
 )
 from mesh.core.controller.requests.preemption import may_be_preempted, move_and_unload, preempt
@@ -172,22 +172,32 @@ def _place_waiting(
     ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
 ) -> None:
     """Place what can be placed, in order, each class as if it waited alone. Behind a request that
-    would be late another may fit, but none behind TPOT_EXCEEDED, which holds for any length. Behind
-    one that lacks memory alone none is tried: smaller ones would keep taking what it waits for.
+    would be late, or that a policy without promises has no place for, another may fit; behind one
+    that was TPOT_EXCEEDED only a shorter one. Behind one that lacks memory alone none is tried:
+    smaller ones would keep taking what it waits for.
     """
     if not entry.instances and entry.queue:
         entry.queue[0].refusals.try_again()
         return
     tries: dict[str, int] = {}
+    exceeded: dict[str, int] = {}
     for request in list(entry.queue):
-        name = request.slo.name
+        name, own = request.slo.name, request.has_own_slo
         tried = tries.get(name, 0)
         if request.waits_for is not None or request.follows or tried == TRIES_MAX:
             continue
+        if not own and request.tokens >= exceeded.get(name, inf):
+            continue
         if not (_place(ctx, entry, request, only) or _evict_for(ctx, entry, request, only)):
             tries[name] = tried + 1
-            verdict = request.refusals.verdict
-            if not request.has_own_slo and (verdict is None or stops_queue(request)):
+            refusals = request.refusals
+            if stops_longer(request):
+                if name in exceeded:  # Loads are looked for only for those before it.
+                    refusals.try_again()
+                exceeded[name] = request.tokens
+            elif not (own or refusals.verdict) and (
+                ctx.policy.promises or refusals.short_of_memory
+            ):
                 tries[name] = TRIES_MAX
             if not entry.spec.classes and tries[name] == TRIES_MAX:
                 return

@@ -26,7 +26,8 @@ from mesh.domain.messages import (
     TokensReport,
     UnloadInstance,
 )
-from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.profile import Grid
+from mesh.domain.reasons import FinishReason, RefusalReason, Verdict
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.steps import LoadRate, LoadTier
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
@@ -42,6 +43,7 @@ from tests.core.cells import (
     only,
     request,
 )
+from tests.support.profiles import profile
 
 
 def run_one(cell: CellUnderTest, name: str, of: str, link: int) -> InstanceId:
@@ -59,6 +61,20 @@ def test_when_a_waiting_head_leaves_those_behind_it_may_fit() -> None:
     assert commands(cell.invoke(request("r3", max_tokens=8)), SubmitRequest) == []
     left = commands(cell.tell(CancelRequested(request_id=RequestId("r2"))), SubmitRequest)
     assert [s.order.request.request_id for s in left] == ["r3"]
+
+
+def test_behind_one_that_there_is_no_time_for_a_shorter_one_may_be_computed() -> None:
+    """Decodes take 60 ms, and 100 ms more beside a context of 256 tokens: of 250 ms `r1` takes 38 %
+    of the time, as `r3` would, and `r2` 72 %.
+    """
+    quick = Grid(rows=(1, 256), columns=(4096,), seconds=((0.0001,), (0.0256,)))
+    grows = Grid(rows=(32,), columns=(1, 512), seconds=((0.06, 0.26),))
+    times = profile(prefill=quick, decode=grows)
+    cell = BusyCell(deployment("a"), deployment("b"), profiles=(times,))
+    cell.ask("r1", "b", max_tokens=4)
+    assert submitted(cell.ask("r2", "a", 200, max_tokens=4)) == []
+    assert entry(cell, "r2").refusals.verdict is Verdict.TPOT_EXCEEDED
+    assert submitted(cell.ask("r3", "a", max_tokens=4)) == [("r3", "a")]
 
 
 def test_a_burst_that_waits_for_room_unloads_no_more_than_it_needs() -> None:
