@@ -5,9 +5,10 @@ there, and its weights come when a token is due. What limits such a node is its 
 the SLOs, before each deadline, and on the link that the weights come by. Other nodes are used as by
 `llm-mesh`.
 
-While a GPU is not in use, CPUs start instances before another GPU takes more requests. While nobody
-waits, small instances merge into larger ones of their deployment on GPUs. While somebody does, a
-new instance goes to the deployment that is called most. docs/policy-mesh.md says what each rule is
+While a GPU is not in use, CPUs start instances before another GPU takes more requests. A request of
+an SLO class whose decodes alone take most of a CPU's time goes to GPUs first. While nobody waits,
+small instances merge into larger ones of their deployment on GPUs. While somebody does, a new
+instance goes to the deployment that is called most. docs/policy-mesh.md says what each rule is
 worth.
 """
 
@@ -91,21 +92,42 @@ class Mesh(LlmMesh):
         return late and not outlook.may_load_by(outlook.latest_start_s)
 
     # While a GPU is not in use, an instance starts on a CPU before a request joins a GPU: when
-    # requests joined whatever was there, GPUs stayed in use and CPUs rested. Where several
-    # deployments wait without an instance, deployments of which less than 40 % is served start
-    # first, and then those that are called most: an instance serves more of their requests in the
-    # same memory.
+    # requests joined whatever was there, GPUs stayed in use and CPUs rested. A request that would
+    # take most of a CPU takes less of a GPU, and the CPU has time for several of looser classes.
+    # Where several deployments wait without an instance, deployments of which less than 40 % is
+    # served start first, and then those that are called most: an instance serves more of their
+    # requests in the same memory.
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
-        left = set(DeviceKind)
+        left, last = set(DeviceKind), list[Plan]()
         if request is not None:
+            gpus_first = self._fills_cpu(request, cell)
             for instance in cell.candidates():
+                join = Join(request=request, instance=instance)
                 on_gpu = instance.device is DeviceKind.GPU
-                if on_gpu and DeviceKind.CPU in left and _spares_gpus(instance, request, cell):
+                if gpus_first and not on_gpu:
+                    last.append(join)
+                    continue
+                spares = on_gpu and not gpus_first and DeviceKind.CPU in left
+                if spares and _spares_gpus(instance, request, cell):
                     left.remove(DeviceKind.CPU)
                     yield from self._starts(request, cell, {DeviceKind.CPU})
-                yield Join(request=request, instance=instance)
+                yield join
+            if gpus_first:
+                left.remove(DeviceKind.GPU)
+                yield from self._starts(request, cell, {DeviceKind.GPU})
+        yield from last
         yield from self._starts(request, cell, left)
+
+    def _fills_cpu(self, request: RequestView, cell: CellView) -> bool:
+        """Whether decodes of a request of a class alone take more of a CPU's time than a start may,
+        and there are GPUs.
+        """
+        kinds = {node.device: node for node in cell.nodes()} if request.slo.name else {}
+        if len(kinds) < len(DeviceKind):
+            return False
+        decode_s = cell.times_on(kinds[DeviceKind.CPU]).decode_s(1, request.tokens)
+        return decode_s > self.start_share * request.slo.tpot_s
 
     def _starts(
         self, request: RequestView | None, cell: CellView, on: set[DeviceKind]

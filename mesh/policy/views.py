@@ -320,6 +320,10 @@ class CellView(Protocol):
         """What predicts its iterations, corrected and overestimated as in a validation."""
         ...
 
+    def times_on(self, node: NodeView) -> Times:
+        """The same of an instance of the deployment asked about that would start on a node."""
+        ...
+
     def carry_s(self, instance: InstanceView, tokens: int) -> float:
         """Seconds in which the KV blocks of so many tokens go from it to another node that is as
         quick, behind no others.

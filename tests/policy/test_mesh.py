@@ -9,7 +9,7 @@ from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.state.context import EventContext
 from mesh.domain.actions import SetTimer
 from mesh.domain.deployment import Deployment
-from mesh.domain.events import LeaseCheckDue
+from mesh.domain.events import InvokeRequested, LeaseCheckDue
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import SubmitRequest
@@ -19,7 +19,7 @@ from mesh.policy.guarded import Guarded
 from mesh.policy.interface import KvDemand
 from mesh.policy.mesh import MESH
 from mesh.policy.plans import Release
-from tests.core.admission import instance, node
+from tests.core.admission import SLOW, instance, node, submitted
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, of_kind, only, request
 from tests.core.two_nodes import LIMITS
 
@@ -103,6 +103,28 @@ def test_while_a_gpu_is_not_in_use_a_cpu_starts_an_instance_before_another_one_t
     instances = cell.core.cell.instances.values()
     loading = [i for i in instances if i.state is InstanceState.LOADING]
     assert [i.node.node_id for i in loading] == starts
+
+
+@pytest.mark.parametrize(
+    ("name", "tpot_s", "gpus", "joins"),
+    [
+        ("tight", 0.2, 1, "gpu"),
+        ("loose", 0.5, 1, "cpu"),
+        ("", 0.2, 1, "cpu"),
+        ("tight", 0.2, 0, "cpu"),
+    ],
+)
+def test_a_class_whose_decodes_take_most_of_a_cpu_goes_to_gpus_first(
+    name: str, tpot_s: float, gpus: int, joins: str
+) -> None:
+    """A decode takes 110 ms on either kind."""
+    cell = CellUnderTest(anywhere("a"), limits=LIMITS, profiles=(SLOW,), rule="mesh")
+    cell.join(node("cpu", instance("cpu", "a")))
+    for _ in range(gpus):
+        cell.join(replace(node("gpu", instance("gpu", "a")), device=DeviceKind.GPU))
+    slo = Slo(name=name, ttft_s=10.0, tpot_s=tpot_s)
+    asked = InvokeRequested(request=request("r1", of="a", max_tokens=100), slo=slo)
+    assert submitted(cell.tell(asked)) == [("r1", joins)]
 
 
 def test_without_merging_both_go_on() -> None:

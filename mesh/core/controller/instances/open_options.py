@@ -108,6 +108,12 @@ class OpenOptions:
     def times(self, instance: InstanceView) -> Times:
         return times_of(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
 
+    def times_on(self, node: NodeView) -> Times:
+        known, deployment = self._node(node), self._deployment()
+        footprint = known.footprint_of(deployment)
+        profile = self.ctx.cell.expectations.profile(deployment.model, footprint, known.hello)
+        return Times(profile, known.rule.overestimate)
+
     def carry_s(self, instance: InstanceView, tokens: int) -> float:
         known, node = self.ctx.cell.instances[instance.instance_id], self._node(instance.node)
         bytes_per_token = known.footprint.kv_block_bytes / known.footprint.block_tokens
