@@ -21,7 +21,7 @@ from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes
-from mesh.plan.queueing import shared_sojourn_s
+from mesh.plan.queueing import batched_sojourn_s, shared_sojourn_s, wait_of_s
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
 """The parts of the time that an SLO leaves for waiting which a plan of operators is made for, tried
@@ -105,9 +105,9 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     """The mean seconds of an iteration on devices with so many at a time, and how large its batch
     is; infinite where the devices cannot do the work.
 
-    A server that is done takes what has come meanwhile. While prompts one by one keep up, that is
-    one, and `shared_sojourn_s` holds; else it is the batch at which servers keep up, and a prompt
-    waits half of one in addition.
+    A server that is done takes what has come meanwhile, as one batch. Batches of prompts make those
+    that share a device wait by as much longer (`batched_sojourn_s`) as they would on servers as
+    slow as when all share.
     """
     rate, choices = problem.demand.rate_per_s, problem.whole.choices
     batch = _formed(rate, choices, problem.yields, devices, lanes)
@@ -115,13 +115,19 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
         return math.inf, batch
     if problem.table.phase is Phase.DECODE:
         return token_s(rate, choices, problem.yields, devices, lanes, batch_max), batch
-    yields = problem.yields(batch)[: lanes + 1]
-    if batch > 1:
-        return 1.5 * service_s(choices, batch) * lanes / yields[lanes], batch
-    return (
-        shared_sojourn_s(rate, choices[0].service_s, devices, yields, problem.variation),
-        batch,
+    first_s, yields = choices[0].service_s, problem.yields(batch)[: lanes + 1]
+    single_s = shared_sojourn_s(rate, first_s, devices, yields, problem.variation)
+    if batch_max == 1:
+        return single_s, batch
+    slower, servers = lanes / yields[lanes], devices * lanes
+    further_s = (service_s(choices, batch_max) - first_s) / (batch_max - 1)
+    together_s = batched_sojourn_s(
+        *(rate, slower * first_s, slower * further_s, servers, batch_max), problem.variation
     )
+    if not math.isinf(single_s):
+        alone_s = wait_of_s(rate, slower * first_s, servers, problem.variation)
+        together_s += single_s - slower * first_s - alone_s
+    return together_s, batch
 
 
 def token_s(

@@ -42,8 +42,7 @@ def pieces_of(problem: Problem, plan: Plan) -> list[Piece]:
     of a device have those.
     """
     found = []
-    for number, each in enumerate(plan.stations):
-        choice = problem.station(each.roles).choice(each.batch)
+    for number, (each, choice) in enumerate(zip(plan.stations, problem.chosen(plan), strict=True)):
         load = problem.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
         kept = choice.weights_bytes + choice.kv_bytes
         piece = Piece(station=number, load=load, memory_bytes=kept)

@@ -100,9 +100,14 @@ def plan_operators(problem: Problem) -> Plan:
     for row in reversed(taken):
         mores.append(row[cost])
         cost -= mores[-1]
+    return _plan_of(problem, options, mores[::-1])
+
+
+def _plan_of(problem: Problem, options: Sequence[_Options], mores: Sequence[int]) -> Plan:
+    """So many replicas of each station beyond the least."""
     staffed = tuple(
         Staffed(roles=one.station.roles, replicas=one.least + more, batch=one.at(more)[1])
-        for one, more in zip(options, reversed(mores), strict=True)
+        for one, more in zip(options, mores, strict=True)
     )
     return Plan(stations=staffed, expected_s=problem.expected_s(staffed))
 
@@ -161,8 +166,6 @@ def plan_greedy(problem: Problem) -> Plan:
     took_s = total(state)
     for _ in range(STEPS_MAX):
         down = took_s <= slo_s
-        if not down and took_s <= slo_s:
-            break
         number = max(range(len(state)), key=lambda n: (sojourn_s(n, state[n]), -n))
         now = state[number]
         replicas = now.replicas + (-1 if down else 1)
@@ -213,11 +216,7 @@ def plan_brute(problem: Problem) -> Plan:
         )
         if best[0] <= problem.demand.slo_s:
             break
-    staffed = tuple(
-        Staffed(roles=one.station.roles, replicas=one.least + each, batch=one.at(each)[1])
-        for one, each in zip(options, best[1], strict=True)
-    )
-    return Plan(stations=staffed, expected_s=problem.expected_s(staffed))
+    return _plan_of(problem, options, best[1])
 
 
 def _divided(total: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -223,9 +223,8 @@ class Problem:
 
     def expected_s(self, staffed: Sequence[Staffed]) -> float:
         """Equation 3, the operators being one after the other."""
-        by_roles = {each.roles: each for each in (*self.stations, self.whole)}
         return sum(
-            self.sojourn_s(by_roles[each.roles].choice(each.batch), each.replicas)
+            self.sojourn_s(self.station(each.roles).choice(each.batch), each.replicas)
             for each in staffed
         )
 
@@ -238,8 +237,7 @@ class Problem:
         """
         device, devices = self.table.device, self.table.devices
         total = 0.0
-        for each in plan.stations:
-            choice = self.station(each.roles).choice(each.batch)
+        for each, choice in zip(plan.stations, self.chosen(plan), strict=True):
             sojourn_s = self.sojourn_s(choice, each.replicas) - choice.transfer_s
             joules = devices * device.power.joules(each.replicas * sojourn_s, choice.service_s)
             total += joules / (1 if self.divided else each.batch)

@@ -8,6 +8,9 @@ After: `mesh.plan.problem`.
 import math
 from collections.abc import Sequence
 
+ROUNDS = 40
+"""Until a fixed point is near enough."""
+
 
 def erlang_c(servers: int, load: float) -> float:
     """The probability that a request waits for one of `servers`, on which requests make a load of
@@ -90,3 +93,47 @@ def shared_sojourn_s(
     inside += servers * beyond
     waiting = beyond / (1 - used)
     return (inside + _varied(variation, used * servers, servers) * waiting) / total / rate_per_s
+
+
+def batched_sojourn_s(
+    rate_per_s: float,
+    first_s: float,
+    further_s: float,
+    servers: int,
+    batch_max: int,
+    variation: float = 0.0,
+) -> float:
+    """Mean seconds from arrival to end where each of `servers`, once it is free, takes what waits
+    as one batch: `first_s` for one request and `further_s` for each further one, whose squared
+    coefficient of variation is `variation`. Infinite where servers do not keep up.
+
+    A batch N has what came while the one before was served (bulk service as in Bailey 1954): N' =
+    max(1, Poisson(λX)), where X is the time between two ends: S of a single server, of several less
+    by their number, and less varied. The first two moments of N and of S = `first_s` + (N - 1)
+    `further_s` follow, closed by the probability that nobody came, as if X had a gamma
+    distribution. Who meets all servers at work (Erlang C) waits for the rest of X, E[X²] / 2E[X],
+    and takes as long as its batch, E[NS] / E[N], of which what comes behind it is bounded by
+    `batch_max`. For one server without that bound and with equal seconds of first and further ones
+    this is exact: the wait of M/G/1 times (1 + 2ρ) / (1 + ρ). For several servers the two constants
+    below are fitted: up to ρ = 0.8 it is within 10 % of simulations of 1 to 8 servers.
+    """
+    rate, setup_s = rate_per_s / servers, first_s - further_s
+    if rate * max(setup_s / batch_max + further_s, further_s) >= 1:
+        return math.inf
+    size, size_2, kept = 1.0, 1.0, 3 / (servers + 2)
+    for _ in range(ROUNDS):
+        mean_s = setup_s + further_s * size
+        varied_s2 = (2 * setup_s * further_s + variation * first_s**2) * size
+        varied_s2 += setup_s**2 + further_s**2 * size_2 - mean_s**2
+        between_s2 = mean_s**2 + kept * varied_s2
+        spread = max(between_s2 / mean_s**2 - 1, 1e-9)
+        size = max(rate * mean_s + (1 + rate * mean_s * spread) ** (-1 / spread), 1.0)
+        size_2 = rate**2 * between_s2 + size
+    used = rate * mean_s / size
+    own_s = (setup_s + further_s * size_2 / size - (1 - used) * first_s) / used
+    behind_s, most_s = further_s * (size_2 / size - 1) / 2, further_s * (batch_max - 1) / 2
+    if behind_s > 0:
+        lost = (2 - 1 / servers) * (1 - most_s / math.hypot(behind_s, most_s))
+        own_s -= lost * behind_s / used
+    rest_s = between_s2 / (2 * mean_s * servers)
+    return first_s + erlang_c(servers, used * servers) * (rest_s + own_s - first_s)
