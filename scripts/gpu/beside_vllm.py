@@ -349,21 +349,13 @@ def joules(sitting: Sitting, address: str, name: str) -> None:
         named = r'^mesh_node_energy_joules_total\{.*state="(\w+)".*\} (\S+)$'
         return {state: float(j) for state, j in re.findall(named, page, re.M)}
 
-    def driver() -> float:
-        if sitting.dry:
-            return 0.0
-        from mesh_nodes.gpus import Gpus
-
-        gpus = Gpus()
-        return gpus.energy_j(gpus.gpu(0))
-
     time.sleep(IDLE_S)
-    before, begun_j, begun_s = booked(), driver(), time.monotonic()
+    before, begun_j, begun_s = booked(), sitting.energy_j(), time.monotonic()
     callers = CALLERS[0 if sitting.dry else -1]
     for _ in range(4):
         asyncio.run(asked(address, name, callers))
     time.sleep(IDLE_S)
-    after, ended_j = booked(), driver()
+    after, ended_j = booked(), sitting.energy_j()
     if not after:
         sitting.skip("joules", "the node tells none")
         return

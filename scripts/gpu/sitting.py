@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -93,6 +94,15 @@ class Sitting:
         gpus = Gpus()
         return gpus.used_bytes(gpus.gpu(0))
 
+    def energy_j(self) -> float:
+        """What the device has taken so far, by NVML; without one, as if it took 100 W."""
+        if self.dry:
+            return 100 * time.monotonic()
+        from mesh_nodes.gpus import Gpus
+
+        gpus = Gpus()
+        return gpus.energy_j(gpus.gpu(0))
+
     def wait(self) -> None:
         """Until the device has done all that it was given."""
         if not self.dry:
@@ -109,20 +119,79 @@ class Sitting:
             taken.append(time.perf_counter() - start_s)
         return median(taken)
 
-    def captured(self, work: Callable[[], object]) -> Callable[[], object]:
-        """A CUDA graph of it; without CUDA, itself."""
+    def captured(
+        self, work: Callable[[], object], stream: torch.cuda.Stream | None = None
+    ) -> Callable[[], object]:
+        """A CUDA graph of it, from this stream where one is given; without CUDA, itself."""
         if self.dry:
             return work
-        aside = torch.cuda.Stream()
         self.wait()
-        with torch.cuda.stream(aside):
+        with torch.cuda.stream(stream or torch.cuda.Stream()):
             work()
         self.wait()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             work()
         replay: Callable[[], object] = graph.replay
         return replay
+
+    def replayed_s(self, work: Callable[[], object], repeats: int = 5) -> float:
+        """Seconds of it on the device, the host's launch hidden behind a pause; the median."""
+        if self.dry:
+            return self.timed_s(work)
+        taken = []
+        work()
+        for _ in range(repeats):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(1_000_000)
+            start.record()
+            work()
+            end.record()
+            taken.append((start, end))
+        self.wait()
+        return float(median(start.elapsed_time(end) for start, end in taken)) / 1e3
+
+    def beside(
+        self, copy: Callable[[], object], work: Callable[[], object], times: int
+    ) -> tuple[float, list[float]]:
+        """Seconds of the copy, and of each of so many works that ended before it did."""
+        if self.dry:
+            return self.timed_s(copy), [self.timed_s(work)]
+        start, end, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(3 + times))
+        self.wait()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            start.record()
+            copy()
+            end.record()
+        marks[0].record()
+        for mark in marks[1:]:
+            work()
+            mark.record()
+        self.wait()
+        copied_ms = start.elapsed_time(end)
+        within = [mark for mark in marks if start.elapsed_time(mark) <= copied_ms]
+        return copied_ms / 1e3, [a.elapsed_time(b) / 1e3 for a, b in pairwise(within)]
+
+    def green_stream(self, processors: int) -> torch.cuda.Stream:
+        """A stream whose kernels run on so many processors, rounded up to what it can divide."""
+        driver = self.library
+
+        def told(answer: tuple[Any, ...]) -> Any:
+            if answer[0] != driver.CUresult.CUDA_SUCCESS:
+                raise RuntimeError(f"the driver says {answer[0]}")
+            return answer[1]
+
+        device = told(driver.cuDeviceGet(0))
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        all_of_it = told(driver.cuDeviceGetDevResource(device, kind))
+        groups = told(driver.cuDevSmResourceSplitByCount(1, all_of_it, 0, processors))
+        described = told(driver.cuDevResourceGenerateDesc(groups, 1))
+        default = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        context = told(driver.cuGreenCtxCreate(described, device, default))
+        aside = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self.keep(f"green_{processors}", int(groups[0].sm.smCount))
+        made = told(driver.cuGreenCtxStreamCreate(context, aside, 0))
+        return torch.cuda.ExternalStream(int(made))
 
     def note(self, key: str, value: object, unit: str = "") -> None:
         told = f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -6,7 +6,7 @@ divided over devices, follows from the model's shape by the fits of the file. Af
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -59,6 +59,20 @@ class Shape:
     def kv(self, devices: int) -> int:
         """The width of keys, and of values, on each device; no head is divided."""
         return -(-self.kv_heads // devices) * self.head_size
+
+    def product(self, role: Role, devices: int) -> tuple[int, int] | None:
+        """The rows and columns of the weights of a product, on each of so many devices; `None` for
+        what is no product of its own.
+        """
+        hidden, queries, inner = self.hidden, self.queries // devices, self.inner // devices
+        products = {
+            Role.QKV: (hidden, queries + 2 * self.kv(devices)),
+            Role.OUTPUT: (queries, hidden),
+            Role.HEAD: (hidden, self.vocabulary // devices),
+        }
+        if not self.experts:
+            products |= {Role.GATE_UP: (hidden, 2 * inner), Role.DOWN: (inner, hidden)}
+        return products.get(role)
 
     @property
     def activated(self) -> int:
@@ -169,6 +183,45 @@ def _shape(raw: Mapping[str, Any]) -> Shape:
     return Shape(**{key: raw[key] for key in Shape.__slots__ if key in raw})
 
 
+Fit = Mapping[str, float]
+"""The numbers of the formulas below, which were fitted to what was measured."""
+
+
+def product_s(fit: Fit, read_bytes: float, operations: float) -> float:
+    """Seconds of a matrix product; what it takes at the least may be missing."""
+    return fit.get("product_s", 0.0) + _combined(fit, read_bytes, operations)
+
+
+def _combined(fit: Fit, read_bytes: float, operations: float) -> float:
+    power = fit["power"]
+    terms = (read_bytes / fit["bytes_per_s"], operations / fit["operations_per_s"])
+    return float(sum(term**power for term in terms) ** (1 / power))
+
+
+def experts_s(fit: Fit, read_bytes: float, operations: float) -> float:
+    """Seconds of the experts' products, which reach a share of a product's rates."""
+    read_bytes /= fit["expert_bytes_share"]
+    return _combined(fit, read_bytes, operations / fit["expert_operations_share"])
+
+
+def moved_s(fit: Fit, moved_bytes: float, _: float = 0.0) -> float:
+    """Seconds of a kernel that moves so many bytes, whatever it computes."""
+    return fit["launch_s"] + moved_bytes / fit["copy_bytes_per_s"]
+
+
+def prompt_s(fit: Fit, tokens: float, width: float) -> float:
+    """Seconds of a prompt's attention by the width of its queries."""
+    linear = fit["attention_s_per_token"] * tokens * width / fit["attention_width"]
+    linear += fit.get("attention_s", 0.0)
+    return linear + 2 * tokens**2 * width / fit["attention_operations_per_s"]
+
+
+def decode_s(fit: Fit, batch: float, read_bytes: float) -> float:
+    """Seconds of a decode's attention, of which each sequence reads so much of its KV cache."""
+    each = math.hypot(fit["decode_s_per_sequence"], read_bytes / fit["decode_bytes_per_s"])
+    return fit["decode_s"] + batch * each
+
+
 _UNDIVIDED = (Role.EMBEDDING, Role.NORM, Role.RESIDUAL, Role.GATE)
 """The operators that each device of a group computes for itself."""
 _SCALED = (Role.NORM, Role.ROPE, Role.RESIDUAL, Role.ACTIVATION)
@@ -179,7 +232,7 @@ class _Times:
     """The fits of a file, for one shape on so many devices."""
 
     shape: Shape
-    fit: Mapping[str, float]
+    fit: Fit
     devices: int
     like: Shape
     """The shape of the model that `rows` are of."""
@@ -201,14 +254,18 @@ class _Times:
         """One operator, by its column of milliseconds where there is one."""
         shape = self.shape
         if role is Role.ATTENTION:
+            fit, width = self.fit, shape.queries / self.devices
+            read_bytes = 2 * BYTES * shape.kv(self.devices)
             prefill = Grid(
-                rows=PROMPTS, columns=(0,), seconds=tuple((self._prompt_s(n),) for n in PROMPTS)
+                rows=PROMPTS,
+                columns=(0,),
+                seconds=tuple((prompt_s(fit, n, width),) for n in PROMPTS),
             )
             decode = Grid(
                 rows=tokens,
                 columns=CONTEXTS,
                 seconds=tuple(
-                    tuple(self._decode_s(batch, context) for context in CONTEXTS)
+                    tuple(decode_s(fit, batch, read_bytes * of) for of in CONTEXTS)
                     for batch in tokens
                 ),
             )
@@ -245,33 +302,23 @@ class _Times:
 
     def _fitted(self, role: Role, rows: int, devices: int) -> float:
         shape, hidden = self.shape, self.shape.hidden
-        product = self._product
+        if (sizes := shape.product(role, devices)) is not None:
+            return self._product_s(rows, *sizes)
         match role:
-            case Role.QKV:
-                return product(rows, hidden, shape.queries // devices + 2 * shape.kv(devices))
-            case Role.OUTPUT:
-                return product(rows, shape.queries // devices, hidden)
-            case Role.GATE_UP:
-                return product(rows, hidden, 2 * shape.inner // devices)
-            case Role.DOWN:
-                return product(rows, shape.inner // devices, hidden)
-            case Role.HEAD:
-                return product(rows, hidden, shape.vocabulary // devices)
             case Role.GATE:
-                return self.fit["launch_s"] + product(rows, hidden, shape.experts)
+                return self.fit["launch_s"] + self._product_s(rows, hidden, shape.experts)
             case Role.SHARED_EXPERT:
                 inner = shape.shared_inner // devices
-                return product(rows, hidden, 2 * inner) + product(rows, inner, hidden)
+                up_s = self._product_s(rows, hidden, 2 * inner)
+                return up_s + self._product_s(rows, inner, hidden)
             case Role.EXPERTS:
                 met = shape.experts * (1 - (1 - shape.active / shape.experts) ** rows)
                 size = 3 * hidden * shape.inner / devices
-                return self._combined(
-                    BYTES * met * size / self.fit["expert_bytes_share"],
-                    2 * rows * shape.active * size / self.fit["expert_operations_share"],
-                )
+                operations = 2 * rows * shape.active * size
+                return experts_s(self.fit, BYTES * met * size, operations)
             case Role.EMBEDDING | Role.KV_WRITE:
                 width = hidden if role is Role.EMBEDDING else 2 * shape.kv(devices)
-                return self.fit["launch_s"] + BYTES * rows * width / self.fit["copy_bytes_per_s"]
+                return moved_s(self.fit, BYTES * rows * width)
             case _:
                 return self._scaled(role, rows, devices)
 
@@ -285,49 +332,23 @@ class _Times:
             elements /= devices
         return self.rows[role].at(elements, 0)
 
-    def _product(self, rows: int, inner: int, columns: int) -> float:
-        read = BYTES * (rows * inner + inner * columns + rows * columns)
-        least_s = self.fit.get("product_s", 0.0)
-        return least_s + self._combined(read, 2 * rows * inner * columns)
-
-    def _combined(self, read_bytes: float, operations: float) -> float:
-        fit = self.fit
-        power = fit["power"]
-        terms = (read_bytes / fit["bytes_per_s"], operations / fit["operations_per_s"])
-        return float(sum(term**power for term in terms) ** (1 / power))
-
-    def _prompt_s(self, tokens: int) -> float:
-        fit, width = self.fit, self.shape.queries / self.devices
-        linear = fit["attention_s_per_token"] * tokens * width / fit["attention_width"]
-        linear += fit.get("attention_s", 0.0)
-        return linear + 2 * tokens**2 * width / fit["attention_operations_per_s"]
-
-    def _decode_s(self, batch: int, context: int) -> float:
-        fit = self.fit
-        read_s = 2 * BYTES * self.shape.kv(self.devices) * context / fit["decode_bytes_per_s"]
-        each = math.hypot(fit["decode_s_per_sequence"], read_s)
-        return fit["decode_s"] + batch * each
+    def _product_s(self, rows: int, inner: int, columns: int) -> float:
+        read_bytes = BYTES * (rows * inner + inner * columns + rows * columns)
+        return product_s(self.fit, read_bytes, 2 * rows * inner * columns)
 
     def _weights(self, role: Role) -> int:
         """The weights of all layers, on each device."""
         shape, devices, hidden = self.shape, self.devices, self.shape.hidden
-        of: dict[Role, Callable[[], int]] = {
-            Role.EMBEDDING: lambda: shape.vocabulary * hidden // devices,
-            Role.HEAD: lambda: shape.vocabulary * hidden // devices,
-            Role.NORM: lambda: 2 * hidden * shape.layers,
-            Role.QKV: lambda: (
-                hidden * (shape.queries // devices + 2 * shape.kv(devices)) * shape.layers
-            ),
-            Role.OUTPUT: lambda: shape.queries // devices * hidden * shape.layers,
-            Role.GATE_UP: lambda: 2 * hidden * shape.inner // devices * shape.layers,
-            Role.DOWN: lambda: hidden * shape.inner // devices * shape.layers,
-            Role.GATE: lambda: hidden * shape.experts * shape.layers,
-            Role.SHARED_EXPERT: lambda: 3 * hidden * shape.shared_inner // devices * shape.layers,
-            Role.EXPERTS: lambda: (
-                3 * hidden * shape.inner * shape.experts // devices * shape.layers
-            ),
+        if (sizes := shape.product(role, devices)) is not None:
+            return math.prod(sizes) * (1 if role is Role.HEAD else shape.layers)
+        of = {
+            Role.EMBEDDING: shape.vocabulary * hidden // devices,
+            Role.NORM: 2 * hidden * shape.layers,
+            Role.GATE: hidden * shape.experts * shape.layers,
+            Role.SHARED_EXPERT: 3 * hidden * shape.shared_inner // devices * shape.layers,
+            Role.EXPERTS: 3 * hidden * shape.inner * shape.experts // devices * shape.layers,
         }
-        return of[role]() if role in of else 0
+        return of.get(role, 0)
 
     def _widths(self, role: Role, shape: Shape | None = None) -> tuple[int, int]:
         """The numbers of a row that an operator takes and gives."""
