@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
+from statistics import fmean
 from typing import Protocol
 
 from mesh.domain.errors import InvalidInput
@@ -21,7 +22,7 @@ from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes
-from mesh.plan.queueing import batched_sojourn_s, shared_sojourn_s, wait_of_s
+from mesh.plan.queueing import batched_sojourn_s, shared_s, wait_of_s
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
 """The parts of the time that an SLO leaves for waiting which a plan of operators is made for, tried
@@ -105,9 +106,8 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     """The mean seconds of an iteration on devices with so many at a time, and how large its batch
     is; infinite where the devices cannot do the work.
 
-    A server that is done takes what has come meanwhile, as one batch. Batches of prompts make those
-    that share a device wait by as much longer (`batched_sojourn_s`) as they would on servers as
-    slow as when all share.
+    A server that is done takes what has come meanwhile, as one batch. Prompts that share a device
+    wait as much longer by it as they would on servers as slow as when all share.
     """
     rate, choices = problem.demand.rate_per_s, problem.whole.choices
     batch = _formed(rate, choices, problem.yields, devices, lanes)
@@ -115,19 +115,18 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
         return math.inf, batch
     if problem.table.phase is Phase.DECODE:
         return token_s(rate, choices, problem.yields, devices, lanes, batch_max), batch
-    first_s, yields = choices[0].service_s, problem.yields(batch)[: lanes + 1]
-    single_s = shared_sojourn_s(rate, first_s, devices, yields, problem.variation)
+    variation, yields = problem.variation, problem.yields(batch)[: lanes + 1]
+    served_s, waited_s = shared_s(rate, choices[0].service_s, devices, yields, variation)
     if batch_max == 1:
-        return single_s, batch
+        return served_s + waited_s, batch
     slower, servers = lanes / yields[lanes], devices * lanes
-    further_s = (service_s(choices, batch_max) - first_s) / (batch_max - 1)
-    together_s = batched_sojourn_s(
-        *(rate, slower * first_s, slower * further_s, servers, batch_max), problem.variation
-    )
-    if not math.isinf(single_s):
-        alone_s = wait_of_s(rate, slower * first_s, servers, problem.variation)
-        together_s += single_s - slower * first_s - alone_s
-    return together_s, batch
+    first_s = slower * choices[0].service_s
+    further_s = (slower * service_s(choices, batch_max) - first_s) / (batch_max - 1)
+    batched_s = batched_sojourn_s(rate, first_s, further_s, servers, batch_max, variation)
+    if lanes == 1 or math.isinf(served_s):
+        return batched_s, batch
+    longer = (batched_s - first_s) / wait_of_s(rate, first_s, servers, variation)
+    return served_s + longer * waited_s, batch
 
 
 def token_s(
@@ -244,15 +243,23 @@ def operators(
 def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> float:
     """Mean seconds of an iteration of operators: that of a whole one on as many devices, the waits
     for stations that are not on all of them, and the transfers from devices that lack the next.
-    Those stations are slowed for as much of the time as their devices are used.
+    Those stations are slowed for as much of the time as others are at work on their devices, over
+    which what is on all of them spreads.
     """
-    devices = devices_of(placement)
-    batch_max = min(each.batch for each in plan.stations)
-    total_s, _ = sojourn_s(slower, devices, lanes, batch_max)
-    used = Placed(plan=plan, placement=placement, expected_s=total_s, lanes=lanes).used(slower)
-    partly = replace(slower, stretched=1 + min(used, 1.0) * (slower.stretched - 1))
-    for number, (each, choice) in enumerate(zip(plan.stations, slower.chosen(plan), strict=True)):
+    devices, choices = devices_of(placement), slower.chosen(plan)
+    total_s, _ = sojourn_s(slower, devices, lanes, min(each.batch for each in plan.stations))
+    loads = [piece.load for piece in pieces_of(slower, plan)]
+    even, at = sum(loads) / devices, [device for station in placement for device in station]
+    some = [each.replicas < devices for each in plan.stations for _ in range(each.replicas)]
+    held: dict[int, float] = dict.fromkeys(at, 0.0)
+    for load, device, pinned in zip(loads, at, some, strict=True):
+        held[device] += load if pinned else 0.0
+    for number, (each, choice) in enumerate(zip(plan.stations, choices, strict=True)):
         if each.replicas < devices:
+            own = slower.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
+            others = fmean(max(held[device], even) - own for device in placement[number])
+            beside = min(max(others, 0.0) * slower.stretched, 1.0)
+            partly = replace(slower, stretched=1 + beside * (slower.stretched - 1))
             waited_s = partly.sojourn_s(choice, each.replicas) - choice.transfer_s
             total_s += waited_s - choice.service_s * partly.stretched
         following = placement[(number + 1) % len(placement)]

@@ -24,7 +24,7 @@ from mesh.domain.values import dataclass
 from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.conserving import service_s, token_s
 from mesh.plan.problem import Demand
-from mesh.plan.queueing import shared_sojourn_s
+from mesh.plan.queueing import shared_s
 
 USED_MAX = 0.8
 """Instances are planned for so much of what they can carry: up to there the formulas hold."""
@@ -164,7 +164,7 @@ class _Work:
                 # What is late comes in larger batches, beside which a prompt adds less.
                 together, tpot_s = min(2 * max(together, 1.0), self.batch_max), 0.0
                 continue
-            sojourn_s = shared_sojourn_s(rate_per_s, takes_s, 1, ALONE, self._variation)
+            sojourn_s = sum(shared_s(rate_per_s, takes_s, 1, ALONE, self._variation))
             together = tokens_per_s * tpot_s
             batch = min(max(together, 1.0), self.batch_max)
             decodes = tokens_per_s * service_s(self._choices, batch) / batch

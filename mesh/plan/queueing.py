@@ -1,7 +1,7 @@
 """Waiting in queues of several servers: what a plan expects of it before anything is executed.
 
 `wait_s` is the paper's (eq. 1 and 2): requests and services without memory. `wait_of_s` knows how
-much services vary, and `shared_sojourn_s` knows that servers which share a device slow each other.
+much services vary, and `shared_s` knows that servers which share a device slow each other.
 After: `mesh.plan.problem`.
 """
 
@@ -60,14 +60,14 @@ def _equal(load: float, servers: int) -> float:
     return min(0.5 * (1 + more), 1.0)
 
 
-def shared_sojourn_s(
+def shared_s(
     rate_per_s: float,
     work_s: float,
     devices: int,
     yields: Sequence[float],
     variation: float = 1.0,
-) -> float:
-    """Mean seconds from arrival to end on `devices`, each of which serves at most
+) -> tuple[float, float]:
+    """Mean seconds in service, and of waiting before it, on `devices`, each of which serves at most
     `len(yields) - 1` requests at a time and does `yields[n]` seconds of work in a second with n.
 
     Requests spread evenly. The number of requests is a chain of births and deaths: what is in
@@ -77,7 +77,7 @@ def shared_sojourn_s(
     lanes = len(yields) - 1
     servers = devices * lanes
     if rate_per_s * work_s >= devices * yields[-1]:
-        return math.inf
+        return math.inf, math.inf
     weight, total, inside = 1.0, 1.0, 0.0
     for number in range(1, servers + 1):
         full, over = divmod(number, devices)
@@ -92,7 +92,8 @@ def shared_sojourn_s(
     total += beyond
     inside += servers * beyond
     waiting = beyond / (1 - used)
-    return (inside + _varied(variation, used * servers, servers) * waiting) / total / rate_per_s
+    longer = _varied(variation, used * servers, servers)
+    return inside / total / rate_per_s, longer * waiting / total / rate_per_s
 
 
 def batched_sojourn_s(

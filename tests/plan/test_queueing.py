@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mesh.plan.queueing import (
     batched_sojourn_s,
     erlang_c,
-    shared_sojourn_s,
+    shared_s,
     wait_of_s,
     wait_s,
 )
@@ -93,12 +93,12 @@ def test_batches_without_a_bound_are_exact_for_one_server(used: float, variation
 @given(st.integers(1, 30), st.floats(0.05, 0.95), st.floats(0.01, 10))
 def test_devices_that_are_not_shared_are_servers(devices: int, used: float, work_s: float) -> None:
     rate = used * devices / work_s
-    sojourn_s = shared_sojourn_s(rate, work_s, devices, (0.0, 1.0))
+    sojourn_s = sum(shared_s(rate, work_s, devices, (0.0, 1.0)))
     assert sojourn_s == pytest.approx(work_s + wait_s(rate, work_s, devices), rel=1e-9)
 
 
 def test_a_device_that_does_as_many_alike_as_one_is_processor_sharing() -> None:
     """M/G/1-PS: work / (1 - ρ), whatever the services; here up to 60 share."""
-    sojourn_s = shared_sojourn_s(0.5, 1.0, 1, (0.0, *[1.0] * 60), 0.0)
+    sojourn_s = sum(shared_s(0.5, 1.0, 1, (0.0, *[1.0] * 60), 0.0))
     assert sojourn_s == pytest.approx(2.0, rel=1e-6)
-    assert math.isinf(shared_sojourn_s(1.3, 1.0, 1, (0.0, 1.0, 1.22)))
+    assert math.isinf(sum(shared_s(1.3, 1.0, 1, (0.0, 1.0, 1.22))))
