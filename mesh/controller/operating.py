@@ -49,6 +49,8 @@ STARTING_POLL_S = 0.2
 
 @dataclass(slots=True, kw_only=True)
 class Operating:
+    """What operators ask of a cell, checked for its caller and given to the core."""
+
     operations: Operations
     clock: Now
     seen: Callable[[], Sequence[Deployed]]
@@ -64,9 +66,9 @@ class Operating:
     """The nodes that have not joined the cell yet."""
     writable: Callable[[], None]
     """Raises Unavailable where the registry takes no writes now."""
-    deployed: Callable[[DeploymentName], Awaitable[str]]
-    """What is called with the name of each deployment that was acknowledged; it gives what is amiss
-    with it, or an empty text.
+    acknowledged: Callable[[DeploymentName], Awaitable[str]]
+    """The callback for each deployment that was acknowledged: it returns what is amiss with it, or
+    an empty text.
     """
     replaying: Replaying
 
@@ -115,7 +117,7 @@ class Operating:
         async with aclosing(run) as replies:
             async for reply in replies:
                 if isinstance(reply, ReplyDone):
-                    amiss = filter(None, (reply.amiss, await self.deployed(spec.name)))
+                    amiss = filter(None, (reply.amiss, await self.acknowledged(spec.name)))
                     reply = replace(reply, amiss="; ".join(amiss))
                 yield reply
 

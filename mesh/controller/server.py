@@ -399,6 +399,8 @@ class Served(ABC, Generic[Event, Action]):
     _operating: Operator
     _control: Control
     _viewed: Viewed
+    _keys: KeyDesk | None = None
+    """What operators make and revoke keys in; a front has none, but a copy of its cells' keys."""
 
     def __init__(
         self,
@@ -455,7 +457,7 @@ class Served(ABC, Generic[Event, Action]):
             feed=self._feed,
             operator=self._operating,
             reads=self._viewed,
-            keys=self._access.keys,
+            keys=self._keys,
             batches=self._batches,
             page=config.page,
             gate=self._access.gate,
@@ -582,13 +584,14 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             return usage.since(since_unix_s)
 
         book = CallBook(self._spec)
+        self._keys = access.keys
         self._operating = Operating(
             operations=operations,
             seen=self._gateway.deployed,
             whole=lambda: self._core.snapshot(clock.now_s()),
             clock=clock,
             limits=access.limits,
-            deployed=self._amiss,
+            acknowledged=self._amiss,
             starting=self._links.starting,
             sources=config.sources,
             replaying=Replaying(self._gateway, book),

@@ -80,6 +80,10 @@ class ViewedCell(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Viewed:
+    """What a caller may see of the cell: pictures, samples and lines for the page; requests, usage
+    and reports for `/api/v1`.
+    """
+
     cell: ViewedCell
     clock: Now
     log: CellLog

@@ -82,10 +82,10 @@ def application(
     hosts_allowed: frozenset[str] = frozenset(),
     origins: frozenset[str] = frozenset(),
 ) -> Starlette:
-    """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
+    """`find` finds a deployment by name among those given, and raises NotFound; `metrics` renders
     them in Prometheus' text format; `feed` is what viewers follow, `operator` does what they ask,
-    `reads` is what they ask for beside it, `keys` the cell's, if it wants any; `batches`,
-    which a front has not, go on from now on; `page` is whether browsers get one; `hosts_allowed`,
+    `reads` is what they ask for beside it, `keys` the cell's, if it wants any; `batches` go on from
+    now on; a front has neither; `page` is whether browsers get one; `hosts_allowed`,
     in lower case, and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))

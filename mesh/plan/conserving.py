@@ -125,7 +125,8 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     batched_s = batched_sojourn_s(rate, first_s, further_s, servers, batch_max, variation)
     if lanes == 1 or math.isinf(served_s):
         return batched_s, batch
-    longer = (batched_s - first_s) / wait_of_s(rate, first_s, servers, variation)
+    alone_s = wait_of_s(rate, first_s, servers, variation)
+    longer = (batched_s - first_s) / alone_s if alone_s else 1.0
     return served_s + longer * waited_s, batch
 
 

@@ -120,13 +120,15 @@ class Mesh(LlmMesh):
         yield from self._starts(request, cell, left)
 
     def _fills_cpu(self, request: RequestView, cell: CellView) -> bool:
-        """Whether decodes of a request of a class alone take more of a CPU's time than a start may,
-        and there are GPUs.
+        """Whether the decodes of one request that names a class with limits would take more of a
+        CPU's time than a start may, and there are GPUs. The first CPU node stands for all.
         """
-        kinds = {node.device: node for node in cell.nodes()} if request.slo.name else {}
-        if len(kinds) < len(DeviceKind):
+        if not request.slo.name or request.slo.best_effort:
             return False
-        decode_s = cell.times_on(kinds[DeviceKind.CPU]).decode_s(1, request.tokens)
+        cpu = next((node for node in cell.nodes() if node.device is DeviceKind.CPU), None)
+        if cpu is None or not any(node.device is DeviceKind.GPU for node in cell.nodes()):
+            return False
+        decode_s = cell.times_on(cpu).decode_s(1, request.tokens)
         return decode_s > self.start_share * request.slo.tpot_s
 
     def _starts(

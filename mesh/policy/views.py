@@ -321,7 +321,9 @@ class CellView(Protocol):
         ...
 
     def times_on(self, node: NodeView) -> Times:
-        """The same of an instance of the deployment asked about that would start on a node."""
+        """What predicts iterations of an instance of the deployment asked about that would start on
+        a node; overestimated, without a correction.
+        """
         ...
 
     def carry_s(self, instance: InstanceView, tokens: int) -> float:

@@ -58,7 +58,7 @@ time.sleep(600)
 
 
 def nodes_run(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of node agents."""
+    """Has `children.start` run `program` in place of node agents."""
     (folder / "announces.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     start = children.start

@@ -340,6 +340,11 @@ async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
         with pytest.raises(Refused) as told:
             await front.ask(lambda: list(a.invoke(asking())))
         assert told.value.reason is RefusalReason.TENANT_LIMIT
+        # Keys are made and revoked at the cells: the front has a copy.
+        shown = {"Authorization": f"Bearer {keys.admin}"}
+        listed = f"http://{front.http}/api/v1/keys"
+        answer = await front.ask(lambda: requests.get(listed, headers=shown, timeout=10))
+        assert (answer.status_code, "wants no keys" in answer.text) == (404, True)
         # Only operators act for others.
         with pytest.raises(Forbidden, match="may not act for others"):
             await front.ask(_as_another, cells[CELLS[0]].address, keys)

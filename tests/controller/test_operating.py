@@ -97,7 +97,7 @@ async def test_a_deploy_looks_again_whose_a_name_is_after_its_wait(
     theirs = replace(CHAT_SMALL, spec=replace(CHAT_SMALL.spec, tenant="b"))
     cells = [empty]
 
-    async def deployed(_: object) -> str:
+    async def acknowledged(_: object) -> str:
         return ""
 
     desk = Operating(
@@ -106,7 +106,7 @@ async def test_a_deploy_looks_again_whose_a_name_is_after_its_wait(
         whole=lambda: cells[0],
         clock=HeapClock(),
         limits=lambda _: TenantLimits(),
-        deployed=deployed,
+        acknowledged=acknowledged,
         starting=lambda: [STARTING],
         sources=SourceRules(),
         replaying=cast(Replaying, None),

@@ -269,7 +269,8 @@ does.
 def refuse_past_deadline(outlook: Outlook) -> None:
     """Refuse the requests in the deployment's queue that the policy does not have wait on."""
     ctx, entry = outlook.ctx, outlook.entry
-    # Behind a head that was TPOT_EXCEEDED the others of its class were, too, or were not tried.
+    # Behind a head that was TPOT_EXCEEDED none that is as long was tried, and what was noted of
+    # shorter ones that were it, too, was cleared (`queueing`). Others lack memory.
     heads: dict[str, RequestEntry] = {}
     for request in entry.queue:
         if request.waits_for is None:
@@ -283,8 +284,10 @@ def refuse_past_deadline(outlook: Outlook) -> None:
         if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
         name = request.slo.name
-        if name in untried and request.refusals.verdict is None and not request.has_own_slo:
-            request.refusals.note(Verdict.TPOT_EXCEEDED)
+        known = request.refusals
+        tried = known.verdict is not None or known.short_of_memory
+        if name in untried and not (tried or request.has_own_slo):
+            known.note(Verdict.TPOT_EXCEEDED)
         of = outlook.of(request)
         waits: bool | Shortage = not waited_out
         if waits and not (request.accepted or best_effort):

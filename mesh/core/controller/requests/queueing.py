@@ -192,7 +192,7 @@ def _place_waiting(
             tries[name] = tried + 1
             refusals = request.refusals
             if stops_longer(request):
-                if name in exceeded:  # Loads are looked for only for those before it.
+                if name in exceeded:  # As if it had not been tried: no load is looked for.
                     refusals.try_again()
                 exceeded[name] = request.tokens
             elif not (own or refusals.verdict) and (
