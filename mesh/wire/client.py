@@ -96,9 +96,12 @@ class Calls:
     def _error_of(self, ended: EndedCall, *, started: bool) -> MeshError:
         if is_told(ended):
             return error_of(ended)
-        code = ended.code()
-        if code is grpc.StatusCode.INTERNAL and "RST_STREAM" in (ended.details() or ""):
-            code = grpc.StatusCode.UNAVAILABLE  # so does a proxy say that the controller died
+        code, details = ended.code(), ended.details() or ""
+        # The first is a proxy's word where a controller died, the second gRPC's where one stops.
+        if (code is grpc.StatusCode.INTERNAL and "RST_STREAM" in details) or (
+            code is grpc.StatusCode.CANCELLED and details == "CANCELLED"
+        ):
+            code = grpc.StatusCode.UNAVAILABLE
         match code:
             case grpc.StatusCode.UNAVAILABLE if started:
                 return Unavailable(
@@ -116,10 +119,10 @@ class Calls:
                     hint="check the address and the versions at both ends",
                 )
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
-                return InvalidInput(f"the message is too large: {ended.details()}")
+                return InvalidInput(f"the message is too large: {details}")
             case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:
                 return MeshError(
-                    f"the controller at {self.address} failed: {ended.details()}",
+                    f"the controller at {self.address} failed: {details}",
                     hint="this is a fault of mesh; the controller's log has more",
                 )
             case _:

@@ -1,7 +1,7 @@
 """Calls with a key: what becomes of one that comes again, and of what cannot be meant."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from mesh.domain.errors import (
     AlreadyExists,
     Cancelled,
     InvalidInput,
+    MeshError,
     Refused,
     StandsBy,
     Unavailable,
@@ -38,7 +39,7 @@ from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.sim.clock import HeapClock
 from mesh.wire.access import _CALLER
-from mesh.wire.client import MeshClient
+from mesh.wire.client import Calls, MeshClient
 from mesh.wire.resuming import BREAKS_MAX, CallMade, LeaderWatch, ResumedAnswer
 from tests.controller.live import (
     FOOTPRINT,
@@ -383,14 +384,21 @@ class Script:
 class Reset(grpc.RpcError):
     """As gRPC tells that a connection broke."""
 
+    def __init__(
+        self,
+        code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
+        details: str = "Connection reset by peer",
+    ) -> None:
+        self._code, self._details = code, details
+
     def details(self) -> str:
-        return "Connection reset by peer"
+        return self._details
 
     def trailing_metadata(self) -> tuple[()]:
         return ()
 
     def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
+        return self._code
 
 
 BROKEN = Unavailable("the controller went away")
@@ -406,6 +414,32 @@ def scripted(script: Script, addresses: Sequence[str] = ("a:1",)) -> ResumedAnsw
 
 def told(first: int, *token_ids: int) -> Tokens:
     return Tokens(first_index=first, token_ids=token_ids, text="".join(map(chr, token_ids)))
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "error"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Connection reset by peer", Unavailable),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", Unavailable),
+        (grpc.StatusCode.CANCELLED, "CANCELLED", Unavailable),
+        (grpc.StatusCode.CANCELLED, "Channel closed!", Cancelled),
+    ],
+)
+def test_a_stream_that_the_other_end_tears_is_not_one_that_its_client_has_cancelled(
+    code: grpc.StatusCode, details: str, error: type[MeshError]
+) -> None:
+    class Torn:
+        def __iter__(self) -> Iterator[Any]:
+            yield "a message"
+            raise Reset(code, details)
+
+        def cancel(self) -> None:
+            """It has ended."""
+
+    stream: Any = Torn()
+    with pytest.raises(error) as raised:
+        list(Calls("127.0.0.1:1").stream(stream))
+    assert type(raised.value) is error
 
 
 def test_a_call_that_ends_each_controller_is_not_asked_for_without_an_end() -> None:
