@@ -39,7 +39,6 @@ from mesh_nodes.engines.vllm import VllmEngine
 from scripts.gpu import iteration
 from scripts.gpu.iteration import BATCHES, CONTEXT_TOKENS, OUTPUT_TOKENS, PROMPT_TOKENS, Heard
 from scripts.gpu.stack import SHAPES, TINY, Shape
-from scripts.gpu.vllm_loop import config_of
 from tests.nodes.engines.serving import INSTANCE, load, request
 
 CALLERS = (1, 4, 16, 32)
@@ -88,6 +87,27 @@ def tensors(shape: Shape, device: torch.device, dtype: torch.dtype) -> Tensors:
     return made
 
 
+def config_of(shape: Shape) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+
+
 def write(folder: Path, shape: Shape, made: Tensors, **more: object) -> Path:
     """A Hugging Face folder; its tokenizer has a token for each byte, and words that none makes."""
     folder.mkdir(parents=True)
@@ -101,7 +121,7 @@ def write(folder: Path, shape: Shape, made: Tensors, **more: object) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
-    config = config_of(shape) | {"bos_token_id": 0, "eos_token_id": 1} | more
+    config = config_of(shape) | more
     (folder / "config.json").write_text(json.dumps(config))
     kept = {name: tensor.cpu().contiguous() for name, tensor in made.items()}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})

@@ -135,7 +135,7 @@ class Bench:
 
     @cached_property
     def stack(self) -> Stack:
-        shape, context = (TINY, 8) if self.sitting.dry else (SHAPES[2], WHOLE_CONTEXT)
+        shape, context = (TINY, 8) if self.sitting.dry else (SHAPES[1], WHOLE_CONTEXT)
         tokens = max(WHOLE_PROMPT, max(SHARE_SIZES["decode"]) * context)
         return Stack(shape, tokens, self.sitting.device, torch.bfloat16)
 

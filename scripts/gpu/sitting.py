@@ -1,8 +1,7 @@
-"""What the scripts share: the device, real or stood in for, their time, and what they print.
+"""What the scripts share: the device, their time, and what they print.
 
-With `--dry` all of it runs on a CPU: torch computes there, a gigabyte is a megabyte, and CUDA's
-driver is the tests' stand-in. Modules of mesh are taken as they are from the clone, without what
-mesh itself needs: torch with numpy will do. Each measurement is a row of the table and a key of the
+With `--dry` all of it runs on a CPU: torch computes there, and a gigabyte is a megabyte. Modules of
+mesh are taken as they are from the clone. Each measurement is a row of the table and a key of the
 JSON object that is the last line; what could not be measured says why in both.
 """
 
@@ -13,30 +12,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "nodes")]
-_ENGINE = "mesh_nodes.engines.vllm"
-if find_spec("vllm") is None:
-    # The package without its __init__, which wants all that a node needs.
-    bare = ModuleType(_ENGINE)
-    bare.__path__ = [str(ROOT / "nodes" / _ENGINE.replace(".", "/"))]
-    sys.modules[_ENGINE] = bare
 
 import torch  # noqa: E402
 
-from mesh_nodes.engines.cuda_driver import CudaDriver  # noqa: E402
-
 SECONDS_MAX = 480.0
-LAYERS = 32
-"""The layers of the caches."""
-CACHES_GB = (1, 10, 40)
 _DRY_DEVICE_GB = 80
 
 
@@ -50,45 +36,26 @@ class Sitting:
         self.dry = dry
         self._parts = parts.split(",") if parts else None
         self.gb = 1 << 20 if dry else 10**9
-        self.layer_block_bytes = 256 if dry else 1 << 16
-        """The size of a block of 16 tokens, in one of the LAYERS of an 8B model in 16 bits."""
         self.device = torch.device("cpu" if dry else "cuda:0")
         self._end_s = time.monotonic() + seconds
         self._rows: list[tuple[str, str, str]] = []
         self._figures: dict[str, object] = {"script": script, "dry": dry}
-        self._library: Any = None
         self.broken = False
 
     @property
     def left_s(self) -> float:
         return self._end_s - time.monotonic()
 
-    @property
-    def library(self) -> Any:
-        """`cuda.bindings.driver`, or what stands in for it."""
-        if self._library is None and self.dry:
-            from tests.support.cuda_driver import StandInDriver
-
-            self._library = StandInDriver(_DRY_DEVICE_GB * self.gb >> 14, 1 << 14)
-        elif self._library is None:
-            from cuda.bindings import driver
-
-            self._library = driver
-        return self._library
-
-    def driver(self) -> CudaDriver:
-        return CudaDriver(self.library, 0)
-
     def free_bytes(self) -> int:
         """The free memory of the device, as its driver says."""
         if self.dry:
-            return int(self.library.free_bytes)
+            return _DRY_DEVICE_GB * self.gb
         return int(torch.cuda.mem_get_info()[0])
 
     def used_bytes(self) -> int:
         """The memory of the device that anybody uses, as NVML says."""
         if self.dry:
-            return _DRY_DEVICE_GB * self.gb - self.free_bytes()
+            return 0
         from mesh_nodes.gpus import Gpus
 
         gpus = Gpus()
@@ -174,7 +141,7 @@ class Sitting:
 
     def green_stream(self, processors: int) -> torch.cuda.Stream:
         """A stream whose kernels run on so many processors, rounded up to what it can divide."""
-        driver = self.library
+        from cuda.bindings import driver
 
         def told(answer: tuple[Any, ...]) -> Any:
             if answer[0] != driver.CUresult.CUDA_SUCCESS:

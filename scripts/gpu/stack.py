@@ -2,7 +2,7 @@
 
 What an iteration takes is in the bytes of its weights and caches and in its multiplications, and
 those are here as in a model of that shape; positions are not turned, which is cheap. Caches are
-dense, one row of addresses for a request. Before: `vllm_steps`, which times iterations.
+dense, one row of addresses for a request. Before: `operators`, which times them.
 """
 
 from dataclasses import dataclass
@@ -23,16 +23,6 @@ class Shape:
     """Width of the feed-forward part."""
     vocabulary: int
 
-    @property
-    def parameters(self) -> int:
-        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
-        layer = attention + 3 * self.hidden * self.inner
-        return self.layers * layer + self.vocabulary * self.hidden
-
-    @property
-    def kv_elements_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_size
-
 
 SHAPES = (
     Shape(
@@ -42,16 +32,6 @@ SHAPES = (
         heads=32,
         kv_heads=8,
         head_size=64,
-        inner=8192,
-        vocabulary=128256,
-    ),
-    Shape(
-        name="3b",
-        layers=28,
-        hidden=3072,
-        heads=24,
-        kv_heads=8,
-        head_size=128,
         inner=8192,
         vocabulary=128256,
     ),
