@@ -9,6 +9,7 @@ the tokens of admitted requests, `spilled` counts requests of bursts that the se
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -224,14 +225,13 @@ def model_in(folder: Path) -> str:
 
 
 def promise(cell: MixedCell, source: str, requests: Requests, note: Callable[[str], None]) -> Sizes:
-    """Deploy, measure on both nodes, and deploy again with an SLO that follows. Nothing is loaded
-    then.
+    """Deploy, measure on both nodes at once, as they will compute, and deploy again with an SLO
+    that follows. Nothing is loaded then.
     """
     cell.deploy(source, PATIENT)
-    note(f"measure a profile on {FIRST}")
-    first = cell.measured(FIRST, note)
-    note(f"measure a profile on {SECOND}")
-    second = cell.measured(SECOND, note)
+    note("measure a profile on both")
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(lambda name: cell.measured(name, note), (FIRST, SECOND))
     found = sizes(first, second, requests)
     cell.deploy(source, found.slo)
     return found

@@ -23,8 +23,7 @@ from bench.mixed import (
 REQUESTS = Requests(prompt_tokens=64, served_s=3.5, ttft_s=30.0)
 """The TPOT SLO is what a burst is too much for; the TTFT SLO is what a busy machine may take."""
 QUIET_REQUESTS = 4
-REFUSED_SHARE_MAX = 0.2
-"""On two slow cores 4 of 32 were refused, since they would have delayed those that run."""
+REFUSED_SHARE_MAX = 0.1
 
 
 def note(line: str) -> None:
