@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from mesh.core.controller.core import ControllerCore
@@ -61,6 +62,8 @@ class Audit:
     """
     resident_max: int = 0
     """Instances that were loaded at once."""
+    loaded: list[tuple[float, int, int]] = field(default_factory=list)
+    """At each change: when, how many instances have memory, and how many of them are not parked."""
     asked: set[RequestId] = field(default_factory=set)
     cancelled: set[RequestId] = field(default_factory=set)
     ends: Counter[RequestId] = field(default_factory=Counter)
@@ -78,6 +81,14 @@ class Audit:
         """At the peak of what the process held."""
         rss_bytes, booked_bytes = max(self.books, default=(0, 0))
         return booked_bytes / rss_bytes if rss_bytes else 0.0
+
+    def instance_seconds(self, from_s: float, until_s: float) -> tuple[float, float]:
+        """Of all instances that have memory, and of those that are not parked."""
+        times = [min(max(at_s, from_s), until_s) for at_s, _, _ in self.loaded]
+        lasted_s = [b - a for a, b in pairwise([*times, until_s])]
+        every = sum(s * count for s, (_, count, _) in zip(lasted_s, self.loaded, strict=True))
+        busy = sum(s * count for s, (_, _, count) in zip(lasted_s, self.loaded, strict=True))
+        return every, busy
 
     @property
     def ended_once(self) -> bool:
@@ -110,6 +121,7 @@ class Replay:
             for action in actions:
                 self._decided(event, action)
             self._look_at_books(event)
+            self._count_instances(decision.now_s)
             self.audit.events += 1
         return self.audit
 
@@ -164,6 +176,12 @@ class Replay:
                     self._parked.discard(command.instance_id)
             case SendCommand(command=AbortRequest()) if _starved(event):
                 counts["evictions"] += 1
+
+    def _count_instances(self, now_s: float) -> None:
+        states = [instance.state for instance in self._core.cell.instances.values()]
+        counts = len(states), len(states) - states.count(InstanceState.PARKED)
+        if not self.audit.loaded or self.audit.loaded[-1][1:] != counts:
+            self.audit.loaded.append((now_s, *counts))
 
     def _look_at_books(self, event: ControllerEvent) -> None:
         audit, waiting = self.audit, dict[InstanceId, int]()

@@ -16,14 +16,14 @@ from operator import add
 from pathlib import Path
 from statistics import fmean
 
-from bench.audit import audit
+from bench.audit import Audit, audit
 from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
 from bench.cold_start_cell import forget
 from bench.demo_model import store_path, stored_model
 from bench.fleet_swapper import swapped
 from bench.harness import Report, Table, rounded, show_status
 from bench.judging import Judgement, judge, judged
-from bench.overcommit_shapes import booked_over_rss, watched
+from bench.overcommit_shapes import Resident, booked_over_rss, watched
 from bench.own_models import own_source, plant_models
 from bench.played import Played, measured
 from bench.scenario import Asked, Cell, Peer, Scenario, Scene, read_scenario, wanted
@@ -43,14 +43,15 @@ from mesh.cli.waiting import POLL_S, Goal, wait_for
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry, profile_stored
 from mesh.core.controller.core import ControllerCore
-from mesh.domain.errors import Cancelled, InvalidInput
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import Cancelled, InvalidInput, Unavailable
 from mesh.domain.events import ControllerEvent, NodeReported
 from mesh.domain.ids import DeploymentName
 from mesh.domain.messages import InstanceLoaded
 from mesh.domain.model import Footprint, KvPrecision, WeightPrecision
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import ProfileSource
-from mesh.domain.views import InstanceSnapshot
+from mesh.domain.views import Arrivals, InstanceSnapshot
 from mesh.evaluation.fidelity.calibrating import calibrate
 from mesh.evaluation.fidelity.live import live_run
 from mesh.evaluation.fidelity.observing import pooled
@@ -194,6 +195,8 @@ class Stage:
                         share = load.best_effort_share(made.judged, times)
                         offered = load.offered(calls, times)
                         made = replace(made, offered=(offered,), best_effort_shares=share)
+                    if any(spec.scaling.plan is not None for spec in specs):
+                        made = _forecast(client, specs, made)
                     found.append((calls, replace(made, surveyed=scene.surveyed)))
                 instances = _instances(client)
                 views = client.profiles(specs[0].name)
@@ -217,7 +220,7 @@ class Stage:
             if resident is not None:
                 show_status(f"{scene.name}: deciding the journal again")
                 books = audit(journals / CONTROLLERS)
-                found = [(c, replace(p, audit=books, resident=resident)) for c, p in found]
+                found = [(c, _audited(p, books, resident)) for c, p in found]
         return [(calls, replace(made, instances=instances)) for calls, made in found]
 
     def _by_peer(
@@ -385,6 +388,44 @@ def _instances(client: MeshClient) -> tuple[InstanceSnapshot, ...]:
     return tuple(i for i in found if i.tier is not None)
 
 
+def _forecast(client: MeshClient, specs: Sequence[DeploymentSpec], made: Played) -> Played:
+    """With how far plans for the calls of a load are off in what those that no load made late met
+    with, in the mean; without those that nothing can be planned for.
+    """
+    expected, came = [0.0, 0.0], [0.0, 0.0]
+    for spec in specs:
+        mine = [each for each in made.judged.all if each.call.deployment == spec.name]
+        met = [each.outcome for each in mine if each.outcome.promised_in_time]
+        ttfts_s = [outcome.ttft_s for outcome in met if outcome.ttft_s is not None]
+        tpots_s = [outcome.tpot_s for outcome in met if outcome.tpot_s is not None]
+        if not ttfts_s or not tpots_s:
+            continue
+        calls = Arrivals(
+            rate_per_s=len(mine) / made.seconds,
+            prompts=tuple(sorted(len(each.call.prompt_tokens) for each in mine)),
+            answer_tokens=fmean(each.call.output_tokens for each in mine),
+        )
+        try:
+            plan = client.plan(spec.name, calls)
+        except (InvalidInput, Unavailable) as error:
+            message(f"{spec.name}, not planned: {error}")
+            continue
+        for n, (one_s, seconds) in enumerate(((plan.ttft_s, ttfts_s), (plan.tpot_s, tpots_s))):
+            expected[n] += one_s * len(seconds)
+            came[n] += sum(seconds)
+    ttft, tpot = ((abs(e / c - 1),) if c else () for e, c in zip(expected, came, strict=True))
+    return replace(made, ttft_forecast_errors=ttft, tpot_forecast_errors=tpot)
+
+
+def _audited(made: Played, books: Audit, resident: Resident) -> Played:
+    """With what the journal says of the cell, and of the time of this load."""
+    from_s = made.judged.all[0].answer.sent_s
+    loaded, kept = books.instance_seconds(from_s, from_s + _lasted_s(made.judged))
+    return replace(
+        made, audit=books, resident=resident, loaded_seconds=loaded, instance_seconds=kept
+    )
+
+
 def _lasted_s(judgement: Judgement) -> float:
     answers = [each.answer for each in judgement.all]
     return max(a.sent_s + a.ended_s for a in answers) - answers[0].sent_s
@@ -442,21 +483,26 @@ def figures(scenario: Scenario, shown: Shown) -> dict[str, object]:
     }
     found |= {f"{scene.mark}{name}": measured(together, spec) for name, spec in whole.items()}
     for peer in scene.peers:
-        pairs = list(zip(shown.ours, shown.peers.get(peer.name, ()), strict=False))
+        theirs = shown.peers.get(peer.name, ())
+        if theirs and not each:
+            pairs = [(together, reduce(add, theirs))]
+        else:
+            pairs = list(zip(shown.ours, theirs, strict=False))
         by_load: dict[str, Sequence[object]] = {
             f"{peer.name}_{name}": [measured(one, spec) for _, one in pairs]
             for name, spec in scenario.peer_figures.items()
         }
-        by_load[peer.ratio] = [_ratio(one, other, peer) for one, other in pairs]
+        for name, spec in peer.ratios.items():
+            by_load[name] = [_ratio(one, other, peer, spec) for one, other in pairs]
         found |= {name: of if each else of[0] for name, of in by_load.items() if each or of}
     return found
 
 
-def _ratio(ours: Played, peer: Played, of: Peer) -> float | None:
-    """What `Peer.ratio` names; `None` where the peer has none."""
-    one, other = measured(ours, of.counted), measured(peer, of.counted)
-    assert isinstance(one, int | float), f"{of.counted} is a number"
-    assert isinstance(other, int | float), f"{of.counted} is a number"
+def _ratio(ours: Played, peer: Played, of: Peer, spec: str) -> float | None:
+    """A figure of mesh's over the peer's; `None` where the peer has none."""
+    one, other = measured(ours, spec), measured(peer, spec)
+    assert isinstance(one, int | float), f"{spec} is a number"
+    assert isinstance(other, int | float), f"{spec} is a number"
     if not other:
         return None
     return rounded(1 - one / other) if of.lacks else rounded(one / other, 2)

@@ -53,6 +53,13 @@ class Played:
     run: LiveRun | None = None
     """What a simulation is told of it, and of whom."""
     simulated_met_share: float | None = None
+    loaded_seconds: float = 0.0
+    """Of instances, while calls came and were answered."""
+    instance_seconds: float = 0.0
+    """The same without those that were parked."""
+    ttft_forecast_errors: tuple[float, ...] = ()
+    """For each load by how much the TTFT that a plan for its calls expected was off."""
+    tpot_forecast_errors: tuple[float, ...] = ()
     audit: Audit = field(default_factory=Audit)
     resident: Resident = field(default_factory=lambda: Resident(limit_bytes=0))
     shapes: Mapping[str, float] = field(default_factory=dict)
@@ -68,6 +75,10 @@ class Played:
             instances=self.instances + other.instances,
             offered=self.offered + other.offered,
             best_effort_shares=self.best_effort_shares + other.best_effort_shares,
+            loaded_seconds=self.loaded_seconds + other.loaded_seconds,
+            instance_seconds=self.instance_seconds + other.instance_seconds,
+            ttft_forecast_errors=self.ttft_forecast_errors + other.ttft_forecast_errors,
+            tpot_forecast_errors=self.tpot_forecast_errors + other.tpot_forecast_errors,
         )
 
     @property

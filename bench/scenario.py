@@ -99,18 +99,18 @@ class Peer:
 
     name: str
     """Before the names of its figures."""
-    ratio: str
-    """The name of mesh's measure over its."""
-    counted: str = "met_by_the_clock"
-    """The figure that is compared: how many calls met their SLO unless given."""
+    ratios: Mapping[str, str]
+    """By name the figure of which mesh's is told over its."""
     cell: Cell | None = None
     """`None` stands for the swapper."""
     deployments: tuple[Group, ...] = ()
     """What it has in place of the scene's; see `sending.calls_for`."""
+    scaling: Scaling | None = None
+    """That of its deployments, in place of their own."""
     best_effort: bool = True
     """Whether it gets the calls of best effort, too."""
     lacks: bool = False
-    """`ratio` names the share of what the peer counts that mesh lacks instead."""
+    """`ratios` are the shares of what the peer has that mesh lacks instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +174,8 @@ class Scene:
         """The scene as a peer that is a cell has it."""
         assert peer.cell is not None
         groups = peer.deployments or self.deployments
+        if peer.scaling is not None:
+            groups = tuple(replace(group, scaling=peer.scaling) for group in groups)
         resident = self.resident and all(group.scaling.replicas_min for group in groups)
         return replace(self, cell=peer.cell, deployments=groups, resident=resident)
 
@@ -221,8 +223,8 @@ def read_scenario(path: Path) -> Scenario:
     made = read_toml(path, _converter, Scenario)
     said = [made.figures, made.whole, made.peer_figures]
     said += [each for scene in made.scenes for each in (scene.figures or {}, scene.whole)]
-    counted = [peer.counted for scene in made.scenes for peer in scene.peers]
-    for spec in [*counted, *(spec for each in said for spec in each.values())]:
+    said += [peer.ratios for scene in made.scenes for peer in scene.peers]
+    for spec in (spec for each in said for spec in each.values()):
         check_spec(spec)
     return made
 

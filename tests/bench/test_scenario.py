@@ -66,7 +66,7 @@ def test_targets_of_a_file_are_of_figures_that_it_tells(path: Path) -> None:
     told = set(scenario.figures) | set(scenario.whole)
     for each in scenario.scenes:
         told |= {f"{each.mark}{name}" for name in (*(each.figures or {}), *each.whole)}
-        told |= {peer.ratio for peer in each.peers}
+        told |= {name for peer in each.peers for name in peer.ratios}
     assert set(scenario.targets) <= told
     assert scenario.about.splitlines()[0].endswith(".")
 
