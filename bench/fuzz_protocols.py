@@ -148,7 +148,7 @@ _ENDLESS = frozenset({"Watch", "Connect"})
 """They go on until their caller leaves."""
 _LISTENED_S = 0.2
 _NAMED = frozenset({"Invoke", "GetDeployment", "GetProfiles", "GetTokenizer", "GetUsage", "Load"})
-_NAMED |= {"ModelReady", "ModelMetadata"}
+_NAMED |= {"InvokeMany", "ModelReady", "ModelMetadata"}
 """What may be asked of the deployment that the others are not to take away."""
 _TENSORS = frozenset({"ModelInfer", "ModelStreamInfer"})
 """The same, whose strings are names of tensors and datatypes, too."""

@@ -419,6 +419,7 @@ class Served(ABC, Generic[Event, Action]):
         self._clock = LoopClock(asyncio.get_running_loop())
         self._stopped = False
         self._feed: Feed | None = None
+        self._inference: Inference | None = None
         self._batches: Batches | None = None
 
     async def _serve(
@@ -426,7 +427,8 @@ class Served(ABC, Generic[Event, Action]):
     ) -> None:
         """Serve everything on servers that are bound; `serving`: they have started."""
         handled: Any = Started(server) if serving else server
-        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), handled)
+        self._inference = Inference(self._gateway, self._access.gate)
+        inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, handled)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
             OpenInference(self._gateway), handled
         )
@@ -495,6 +497,8 @@ class Served(ABC, Generic[Event, Action]):
         self._log.close()
         if self._feed is not None:
             self._feed.close()
+        if self._inference is not None:
+            self._inference.stop()
         # A core that failed answers nobody: there is nothing to wait for.
         drain_s = DRAIN_S_MAX if self.failure is None else 0.0
         await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))

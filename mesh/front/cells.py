@@ -323,10 +323,12 @@ class CellLink:
             call.cancel()
 
 
-def explained(cell: CellName, error: grpc.aio.AioRpcError) -> MeshError:
+def explained(cell: CellName, error: grpc.aio.AioRpcError | EndedCall) -> MeshError:
     """What a cell has raised, or why it did not answer."""
     if not is_told(cast(EndedCall, error)):
-        return Unavailable(f"the cell {cell} did not answer: {error.details()}", hint="try again")
+        earlier = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        hint = "update the controllers of cells before fronts" if earlier else "try again"
+        return Unavailable(f"the cell {cell} did not answer: {error.details()}", hint=hint)
     said = error_of(cast(EndedCall, error))
     if type(said).__name__ == "Unauthenticated":
         return Unavailable(

@@ -176,7 +176,9 @@ class Front(Served[FrontEvent, FrontAction]):
             found = core.asked_before(request_id)
             return None if found is None else found[0]
 
-        calls = FrontCalls(cells.links, gateway=self._gateway, request=request, post=self._post)
+        self._calls = calls = FrontCalls(
+            cells.links, gateway=self._gateway, request=request, post=self._post
+        )
         start = FrontStart(version=__version__, cells=tuple(config.cells))
         self._host = Host[FrontEvent, FrontAction](
             core=core,
@@ -204,6 +206,7 @@ class Front(Served[FrontEvent, FrontAction]):
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        self._calls.close()
         await self._cells.close()
 
     def _watched(self, watch: "asyncio.Task[None]") -> None:

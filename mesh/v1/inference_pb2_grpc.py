@@ -39,6 +39,11 @@ class InferenceStub:
                 request_serializer=mesh_dot_v1_dot_inference__pb2.InvokeRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_inference__pb2.InvokeResponse.FromString,
                 _registered_method=True)
+        self.InvokeMany = channel.stream_stream(
+                '/mesh.v1.Inference/InvokeMany',
+                request_serializer=mesh_dot_v1_dot_inference__pb2.CallOrder.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_inference__pb2.CallsTold.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -53,6 +58,15 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InvokeMany(self, request_iterator, context):
+        """Many calls on one stream, which costs less than a stream for each: what all of them are told in one turn of the
+        controller's loop is one message. Once the caller says no more the stream ends with the last of its calls. A caller
+        who leaves has left all of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +74,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Invoke,
                     request_deserializer=mesh_dot_v1_dot_inference__pb2.InvokeRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_inference__pb2.InvokeResponse.SerializeToString,
+            ),
+            'InvokeMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.InvokeMany,
+                    request_deserializer=mesh_dot_v1_dot_inference__pb2.CallOrder.FromString,
+                    response_serializer=mesh_dot_v1_dot_inference__pb2.CallsTold.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +108,33 @@ class Inference:
             '/mesh.v1.Inference/Invoke',
             mesh_dot_v1_dot_inference__pb2.InvokeRequest.SerializeToString,
             mesh_dot_v1_dot_inference__pb2.InvokeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InvokeMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/mesh.v1.Inference/InvokeMany',
+            mesh_dot_v1_dot_inference__pb2.CallOrder.SerializeToString,
+            mesh_dot_v1_dot_inference__pb2.CallsTold.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,11 @@ class InferenceStub:
     trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
     mesh-retry-after-s: by then a place is expected.
     """
+    InvokeMany: _grpc.StreamStreamMultiCallable[_inference_pb2.CallOrder, _inference_pb2.CallsTold]
+    """Many calls on one stream, which costs less than a stream for each: what all of them are told in one turn of the
+    controller's loop is one message. Once the caller says no more the stream ends with the last of its calls. A caller
+    who leaves has left all of them.
+    """
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -44,6 +49,11 @@ class InferenceAsyncStub(InferenceStub):
     """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
     trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
     mesh-retry-after-s: by then a place is expected.
+    """
+    InvokeMany: _aio.StreamStreamMultiCallable[_inference_pb2.CallOrder, _inference_pb2.CallsTold]  # type: ignore[assignment]
+    """Many calls on one stream, which costs less than a stream for each: what all of them are told in one turn of the
+    controller's loop is one message. Once the caller says no more the stream ends with the last of its calls. A caller
+    who leaves has left all of them.
     """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -56,6 +66,17 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
         trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
         mesh-retry-after-s: by then a place is expected.
+        """
+
+    @_abc_1.abstractmethod
+    def InvokeMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.CallOrder],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.CallsTold], _abc.AsyncIterator[_inference_pb2.CallsTold]]:
+        """Many calls on one stream, which costs less than a stream for each: what all of them are told in one turn of the
+        controller's loop is one message. Once the caller says no more the stream ends with the last of its calls. A caller
+        who leaves has left all of them.
         """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

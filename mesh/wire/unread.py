@@ -87,14 +87,14 @@ def reports_written(report: NodeReport) -> list[pb.NodeReport]:
     failures of what it tells of; nothing where nobody waits for it.
     """
     try:
-        return [_bounded(report_to_wire(report))]
+        return [bounded(report_to_wire(report))]
     except UNSENDABLE as error:
         logger.error("%s cannot be sent: %s", type(report).__name__, _shown(error))
         failures = _failures(report, _beyond("the node cannot tell what came of it", error))
     written = []
     for failed in failures:
         try:
-            written.append(_bounded(report_to_wire(failed)))
+            written.append(bounded(report_to_wire(failed)))
         except UNSENDABLE as error:
             logger.error("%s cannot be sent either: %s", type(failed).__name__, _shown(error))
     return written
@@ -105,7 +105,7 @@ def command_written(command: NodeCommand) -> pb.NodeCommand | NodeReport:
     would answer if it could not read it. Raises InvalidInput where no report would be an answer.
     """
     try:
-        return _bounded(command_to_wire(command))
+        return bounded(command_to_wire(command))
     except UNSENDABLE as error:
         beyond = _beyond("the controller cannot ask a node for it", error)
     match command:
@@ -160,7 +160,7 @@ def _shown(error: Exception) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
 
 
-def _bounded(message: M) -> M:
+def bounded(message: M) -> M:
     """The message. Raises ValueError where the other end would not take so many bytes."""
     size_bytes = message.ByteSize()
     if size_bytes > MESSAGE_BYTES_MAX:
