@@ -66,7 +66,8 @@ class Inference(InferenceServicer):
                 reading.cancel()
             calls = asyncio.gather(*many.calls.values(), return_exceptions=True)
             tasks.append(calls)
-            await asyncio.wait([calls, writing], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [calls, writing]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             many.told.close()
             await writing
         finally:
