@@ -40,6 +40,8 @@ class Swapper(inference_pb2_grpc.InferenceServicer):
     at a time: of all deployments, or, where every one is resident, more than ever come.
     """
 
+    InvokeMany: Any = None  # nobody asks it so
+
     def __init__(self, load: Callable[[], Any], *, resident_max: int, at_once: int) -> None:
         self._load = load
         self._resident_max = resident_max

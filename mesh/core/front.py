@@ -56,8 +56,8 @@ BREAKS_MAX = 5
 controllers.
 """
 CELL_CALLS_MAX = 4096
-"""Calls of a front that one cell has at one time: so many its controller takes on a connection
-(`mesh.wire.channel.STREAMS_MAX`).
+"""Calls of a front that one cell has at one time: half of those that its controller takes
+(`GatewayLimits.calls_max`).
 """
 UNTAKEN_MAX = 20
 """So often a request is turned away by cells of which one leads, as they say: looks at a cell come

@@ -142,6 +142,7 @@ async def test_a_call_that_is_cancelled_leaves_the_stream_to_others(cell: LiveCe
     async with many(cell) as stream:
         await stream.ask(1)
         await stream.until(1, Accepted)
+        await node.told(SubmitRequest)
         await stream.cancel(1)
         await stream.cancel(3)  # nobody knows it, which does no harm
         await node.told(AbortRequest)
@@ -156,6 +157,7 @@ async def test_a_caller_who_leaves_has_left_all_calls(cell: LiveCell) -> None:
     async with many(cell) as stream:
         await stream.ask(1)
         await stream.until(1, Accepted)
+        await node.told(SubmitRequest)
     await node.told(AbortRequest)
     await cell.idle()
 

@@ -65,7 +65,7 @@ async def before(handler: Handler | None, guard: Guard | None = None) -> AsyncIt
     """A front before a controller that answers a stream so; None: it knows no such streams."""
     server = grpc.aio.server(interceptors=[guard] if guard is not None else [])
     if handler is not None:
-        service = InferenceServicer()
+        service = type("Service", (InferenceServicer,), {"Invoke": None, "InvokeMany": None})()
         cast(Any, service).InvokeMany = handler
         add_InferenceServicer_to_server(service, server)
     address = bind(server, "127.0.0.1:0")
