@@ -201,8 +201,9 @@ def plan(
     hosts: Sequence[Host], calls: Arrivals, slo: Slo, *, replicas_max: int, chunk_tokens: int
 ) -> InstancePlan:
     """The fewest instances with which the SLO is kept in the mean, on the first hosts that can keep
-    it. Where none do, those that are there at the most, with what they lack; none where no host
-    keeps the SLO even unloaded. Raises InvalidInput for calls that nothing can be planned for.
+    it. Where none do, the fewest that carry the rate, or else those that are there at the most,
+    with what they lack; none where no host keeps the SLO even unloaded. Raises InvalidInput for
+    calls that nothing can be planned for.
     """
     if not (math.isfinite(calls.answer_tokens) and calls.answer_tokens >= 1):
         raise InvalidInput(f"answers have {calls.answer_tokens:g} tokens; they must have 1 or more")
@@ -224,15 +225,17 @@ def plan(
         tpot_s = min(works.of(host).token_s for host in hosts)
         return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, "unloaded")
     most = min(len(able), replicas_max)
-    found = none
+    found, carries = none, list[InstancePlan]()
     for count in range(1, most + 1):
         taken = able[:count]
         carried_per_s = sum(works.of(host).carried_per_s for host in taken)
         if count < most and calls.rate_per_s > USED_MAX * carried_per_s:
             continue
         found = _planned(taken, works, calls, slo, ttft_slo_s)
-        if found.utilisation <= USED_MAX and _kept(found, ttft_slo_s, slo):
-            return found
+        if found.utilisation <= USED_MAX:
+            if _kept(found, ttft_slo_s, slo):
+                return found
+            carries.append(found)
     if found.utilisation > USED_MAX:
         carried_per_s = USED_MAX * calls.rate_per_s / found.utilisation
         limit = " (replicas_max)" if replicas_max < len(able) else ""
@@ -241,7 +244,7 @@ def plan(
         hint = "raise replicas_max" if limit else "add a node, or plan for a lower rate"
         return replace(found, lacks=message, hint=hint)
     where = f"on {most} instances at {calls.rate_per_s:.3g} calls a second"
-    return _lacking(found, slo, ttft_slo_s, found.ttft_s, found.tpot_s, where)
+    return _lacking(carries[0], slo, ttft_slo_s, found.ttft_s, found.tpot_s, where)
 
 
 def _kept(found: InstancePlan, ttft_slo_s: float, slo: Slo) -> bool:

@@ -79,6 +79,21 @@ def test_an_slo_that_no_host_keeps_unloaded_is_answered_with_one_that_is_feasibl
     assert not planned(replace(CALLS, rate_per_s=1e-6), feasible).lacks
 
 
+def test_where_more_instances_keep_no_slo_the_fewest_that_carry_the_rate_are_planned() -> None:
+    made = planned(slo=replace(SLO, ttft_s=0.101, ttft_tokens_per_s=1e6))
+    assert "are the least on 8 instances" in made.lacks
+    assert made.replicas == len(made.nodes) < len(HOSTS)
+    assert made.utilisation <= USED_MAX
+
+
+def test_what_others_compute_on_a_node_makes_calls_later_and_leaves_less_to_carry() -> None:
+    alone, beside = planned(), planned(hosts=[replace(host, beside=0.5) for host in HOSTS])
+    assert beside.utilisation / beside.replicas == pytest.approx(
+        2 * alone.utilisation / alone.replicas, rel=0.5
+    )
+    assert beside.tpot_s > 1.5 * alone.tpot_s
+
+
 def test_instances_are_filled_one_after_the_other_and_admission_holds_them_to_the_slo() -> None:
     alone = planned(replace(CALLS, rate_per_s=1.0))
     several = planned(replace(CALLS, rate_per_s=1.2 / alone.utilisation))
