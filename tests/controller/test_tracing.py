@@ -319,7 +319,7 @@ def test_spans_go_by_http_where_a_variable_says_so(monkeypatch: pytest.MonkeyPat
 
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        serving = threading.Thread(target=server.serve_forever)
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
         serving.start()
         with ExitStack() as opened:
             environ = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
