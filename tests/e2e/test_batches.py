@@ -9,7 +9,7 @@ import requests
 
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell, free_port
 
-LINES = 2000
+LINES = 1000
 KILLS = 1
 """So often a node is killed, and then the controller."""
 STEP = ("--step-s", "0.03")

@@ -11,6 +11,8 @@ from mesh.domain.invocation import Accepted
 from mesh.domain.usage import UsageBy, summed
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell, Process
 
+STEP_S = 0.1
+
 
 def test_a_killed_controller_comes_back_with_its_deployments_and_adopts_instances(
     cell: LiveCell, tiny_model: Path
@@ -40,14 +42,14 @@ def test_open_answers_go_on_under_the_next_controller_as_if_nothing_had_been(
     controller = cell.start_controller()
     cell.start_node("n1", "--step-s", "0.03")
     cell.deploy("chat", tiny_model)
-    unbroken = cell.invoke("chat", "go on", max_tokens=120, temperature=1.0, seed=7)
+    unbroken = cell.invoke("chat", "go on", max_tokens=60, temperature=1.0, seed=7)
     unbroken.finished()
     (instance,) = cell.client.get(DeploymentName("chat")).instances
     answers = [
-        cell.invoke("chat", "go on", max_tokens=120, temperature=1.0, seed=7) for _ in range(3)
+        cell.invoke("chat", "go on", max_tokens=60, temperature=1.0, seed=7) for _ in range(3)
     ]
     for n, answer in enumerate(answers):
-        cell.wait_tokens(answer, 3 + 9 * n)
+        cell.wait_tokens(answer, 3 + 4 * n)
     end(controller)
     cell.start_controller()
     for answer in answers:
@@ -76,9 +78,9 @@ def test_answers_end_within_the_grace_of_a_controller_that_is_stopped(
 def test_a_client_whose_controller_stays_away_is_told_so_and_the_node_drops_its_request(
     cell: LiveCell, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 1.0)
+    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.5)
     controller = cell.start_controller()
-    cell.start_node("n1", "--step-s", "0.03")
+    cell.start_node("n1", "--step-s", str(STEP_S))
     cell.deploy("chat", tiny_model)
     answer = cell.invoke("chat", "cut off", max_tokens=400)
     cell.wait_tokens(answer, 3)
@@ -86,11 +88,12 @@ def test_a_client_whose_controller_stays_away_is_told_so_and_the_node_drops_its_
     assert answer.ended.wait(WAIT_S_MAX)
     with pytest.raises(Unavailable, match="went away while it answered"):
         answer.finished()
-    cell.start_controller()
+    cell.start_controller("--adopted-s", "0.5")
     cell.wait_for("the node to come back", lambda: cell.node("n1"))
     cell.wait_for(
-        "the abandoned request to be off its batch",
+        "the abandoned request to be off its batch, before it would end by itself",
         lambda: [i.batch for i in cell.client.get(DeploymentName("chat")).instances] == [0],
+        200 * STEP_S,
     )
     status = cell.client.status()
     assert (status.running, status.queued) == (0, 0)

@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--queue-wait-s", type=float, default=CellLimits().queue_wait_s_max)
     parser.add_argument("--lease-s", type=float, default=CellLimits().node_lease_s)
+    parser.add_argument("--adopted-s", type=float, default=CellLimits().adopted_s_max)
     parser.add_argument("--parked-s", type=float, default=0.3)
     parser.add_argument("--journal", type=Path)
     parser.add_argument("--grace-s", type=float, default=0.0)
@@ -33,6 +34,7 @@ def main() -> None:
         node_lease_s=given.lease_s,
         lease_check_s=0.1,
         load_retry_s=0.2,
+        adopted_s_max=given.adopted_s,
         parked_s_max=given.parked_s,
         node_ranges=read_node_ranges(given.nodes_wanted),
         node_settle_s=1.0,
