@@ -1,6 +1,7 @@
 """A live controller in the test's own loop, and a node that speaks the wire without an engine."""
 
 import asyncio
+import hashlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.invocation import Accepted, Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -209,6 +210,13 @@ class FakeNode:
             )
 
     @property
+    def model_id(self) -> ModelId:
+        """Another one for another text, as a model store has it."""
+        if self.text == ASSETS:
+            return MODEL.model_id
+        return ModelId(f"sha256-{hashlib.sha256(repr(self.text).encode()).hexdigest()[:16]}")
+
+    @property
     def instance_id(self) -> Any:
         return next(c.instance_id for c in self.commands if isinstance(c, LoadInstance))
 
@@ -226,7 +234,7 @@ class FakeNode:
                 await self.send(
                     ImportProgress(operation_id=command.operation_id, phase="read", share=0.5)
                 )
-                model = replace(MODEL, source=command.source)
+                model = replace(MODEL, model_id=self.model_id, source=command.source)
                 await self.send(
                     ImportDone(
                         operation_id=command.operation_id,
@@ -244,7 +252,8 @@ class FakeNode:
                 await self.send(
                     ProfileProgress(operation_id=operation_id, phase="measure", share=0.5)
                 )
-                await self.send(ProfileDone(operation_id=operation_id, profile=PROFILE))
+                profile = replace(PROFILE, model_id=self.model_id)
+                await self.send(ProfileDone(operation_id=operation_id, profile=profile))
             case ResizeKv(instance_id=instance_id, kv_blocks=kv_blocks):
                 await self.send(
                     KvResized(instance_id=instance_id, kv_blocks=kv_blocks, elapsed_s=0.01)
@@ -348,6 +357,14 @@ class LiveCell:
                 time.sleep(0.01)
 
         await self.ask(wait)
+
+    async def emptied(self) -> None:
+        """Take all deployments away, and then the nodes."""
+        for deployment in await self.ask(self.client.list):
+            await self.ask(self.client.delete, deployment.spec.name)
+        while self.nodes:
+            await self.nodes.pop().leave()
+        await self.until(lambda: not self.client.nodes())
 
     async def idle(self) -> None:
         await self.until(lambda: self.client.status().running == 0)

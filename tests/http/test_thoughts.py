@@ -14,6 +14,14 @@ from tests.http.edge import HELLO, Edge, events
 from tests.http.test_answers import held_to
 from tests.http.test_tools import CALL, TOOL
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def http(shared: Edge) -> Edge:
+    return shared
+
+
 QWEN = (
     "{% if tools %}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>"
     "{{ m.content.split('</think>')[-1] }}{% endfor %}<assistant>"

@@ -15,6 +15,14 @@ from tests.controller.live import ASSETS, SPEC, FakeNode
 from tests.http.edge import HELLO, Edge, events
 from tests.http.test_answers import held_to
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def http(shared: Edge) -> Edge:
+    return shared
+
+
 TEMPLATE = (
     "{% if tools %}<tool_call> {% for t in tools %}{{ t.function.name }}{% endfor %}{% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
