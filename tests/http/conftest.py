@@ -9,6 +9,12 @@ import pytest_asyncio
 from tests.http.edge import Edge, edge
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of a shared cell run in its loop."""
+    if isinstance(item, pytest.Function) and "shared" in item.fixturenames:
+        item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+
+
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[Edge]:
     async with edge(tmp_path) as http:
@@ -24,7 +30,7 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Edg
 @pytest_asyncio.fixture(loop_scope="module")
 async def shared(serving: Edge) -> AsyncIterator[Edge]:
     """The cell of the module, without nodes and deployments: processes that tokenise are started
-    once for all of its tests, which run in the module's loop.
+    once for all of its tests.
     """
     yield serving
     await serving.cell.emptied()

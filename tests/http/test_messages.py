@@ -23,6 +23,12 @@ from tests.http.test_answers import held_to
 from tests.http.test_thoughts import QWEN, thinking
 from tests.http.test_tools import CALL, calling, orders
 
+
+@pytest.fixture
+def http(shared: Edge) -> Edge:
+    return shared
+
+
 BASE: dict[str, Any] = {"model": "chat", "max_tokens": 200, "messages": HELLO}
 TOOL = {
     "name": "weather",

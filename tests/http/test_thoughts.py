@@ -14,8 +14,6 @@ from tests.http.edge import HELLO, Edge, events
 from tests.http.test_answers import held_to
 from tests.http.test_tools import CALL, TOOL
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 
 @pytest.fixture
 def http(shared: Edge) -> Edge:

@@ -13,8 +13,6 @@ from tests.http.test_answers import held_to
 from tests.http.test_refusals import error_of
 from tests.http.test_tools import TOOL, calling
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 
 @pytest.fixture
 def http(shared: Edge) -> Edge:

@@ -15,8 +15,6 @@ from tests.controller.live import ASSETS, SPEC, FakeNode
 from tests.http.edge import HELLO, Edge, events
 from tests.http.test_answers import held_to
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 
 @pytest.fixture
 def http(shared: Edge) -> Edge:
