@@ -22,6 +22,11 @@ from tests.controller.live import ASSETS, MODEL, SPEC, TOP, FakeNode
 from tests.http.edge import Edge, edge, events
 
 
+@pytest.fixture
+def http(shared: Edge) -> Edge:
+    return shared
+
+
 def asked(node: FakeNode) -> list[SamplingParams]:
     return [c.order.request.sampling for c in node.commands if isinstance(c, SubmitRequest)]
 
@@ -61,10 +66,11 @@ async def test_a_chat_is_answered_whole(http: Edge) -> None:
 
 
 async def test_a_chat_streams_role_text_end_usage_and_done(http: Edge) -> None:
-    await http.cell.deployed()
+    node = await http.cell.deployed()
     response = await http.chat(max_tokens=3, stream=True, stream_options={"include_usage": True})
     assert response.headers["content-type"].startswith("text/event-stream")
-    assert response.headers["x-request-id"] == "r1-1"
+    submitted = await node.told(SubmitRequest)
+    assert response.headers["x-request-id"] == submitted.order.request.request_id
     *chunks, done = events(response)
     assert done == "[DONE]"
     for chunk in chunks:
@@ -280,15 +286,19 @@ async def test_what_is_asked_reaches_the_node(http: Edge) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_waits_for_a_load_is_told_how_late_it_will_be(http: Edge, stream: bool) -> None:
-    await http.cell.deployed()
+async def test_who_waits_for_a_load_is_told_how_late_it_will_be(
+    tmp_path: Path, stream: bool
+) -> None:
+    """By a cell that has seen no loads."""
     late = {"x-slo-ttft-ms": "20"}
     body = {"model": "chat", "prompt": "x", "max_tokens": 2, "stream": stream}
-    told = await http.post("/v1/completions", body, headers=late)
-    assert told.status_code == 200, told.text
-    assert 0 < int(told.headers["x-slo-grace-ms"]) < 60_000
-    again = await http.post("/v1/completions", body)
-    assert "x-slo-grace-ms" not in again.headers
+    async with edge(tmp_path) as http:
+        await http.cell.deployed()
+        told = await http.post("/v1/completions", body, headers=late)
+        assert told.status_code == 200, told.text
+        assert 0 < int(told.headers["x-slo-grace-ms"]) < 60_000
+        again = await http.post("/v1/completions", body)
+        assert "x-slo-grace-ms" not in again.headers
 
 
 def test_absent_numbers_are_as_the_models_makers_recommend() -> None:

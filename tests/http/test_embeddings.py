@@ -15,6 +15,11 @@ from tests.controller.live import EMBEDS, PATIENT, SPEC, VECTOR
 from tests.http.edge import Edge, edge
 
 
+@pytest.fixture
+def http(shared: Edge) -> Edge:
+    return shared
+
+
 async def deployed(http: Edge) -> None:
     await http.cell.node(node_id=NodeId("n2"), run_id="run-2", embeds=True)
     spec = replace(SPEC, name=EMBEDS, task=Task.EMBED)

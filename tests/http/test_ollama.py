@@ -12,6 +12,11 @@ from tests.http.test_thoughts import QWEN, thinking
 from tests.http.test_tools import CALL, TOOL, calling, orders
 
 
+@pytest.fixture
+def http(shared: Edge) -> Edge:
+    return shared
+
+
 def lines(response: requests.Response) -> list[dict[str, Any]]:
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/x-ndjson"
