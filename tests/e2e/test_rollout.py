@@ -134,7 +134,7 @@ def test_an_update_that_cannot_load_leaves_the_old_revision_serving(
     cell.client.deploy(spec(tiny_model, replicas_max=1))
     cell.wait_for("an instance", lambda: cell.instance_count(CHAT) == 1)
     cell.start_node("n2", "--fail-loads")
-    running = cell.invoke(CHAT, "all the while", max_tokens=400)
+    running = cell.invoke(CHAT, "all the while", max_tokens=200)
     cell.wait_tokens(running, 1)
     cell.client.drain(NodeId("n1"))  # the new revision finds a node that cannot load
     cell.client.deploy(spec(other_model, replicas_max=1))
@@ -145,7 +145,7 @@ def test_an_update_that_cannot_load_leaves_the_old_revision_serving(
 
     assert "the script wants it so" in cell.wait_for("the update to fail", failed)
     cell.client.drain(NodeId("n1"), undo=True)
-    assert running.finished().output_tokens == 400
+    assert running.finished().output_tokens == 200
     assert cell.client.get(CHAT).revision == 1
     assert cell.invoke(CHAT, "still here", max_tokens=5).finished().output_tokens == 5
 
