@@ -86,9 +86,12 @@ class MeshSlo(CoLocated):
         return is_in_time(request, server, cell, self.rule, self._early_s, pace_s=pace_s)
 
     def _early_s(self, request: RequestView, server: InstanceView, cell: CellView) -> float:
-        """By how much its first token has to be early if it decodes elsewhere."""
+        """By how much its first token has to be early: a share of the time until it is due, for
+        what predictions miss, and the hand-over if it decodes elsewhere.
+        """
+        spare_s = (1.0 - self.pace_share) * max(request.due_s - cell.now_s, 0.0)
         passes = _passes_through(request, server)
-        return hand_over_s(request, server, cell, self.pace_share) if passes else 0.0
+        return spare_s + (hand_over_s(request, server, cell, self.pace_share) if passes else 0.0)
 
     def _has_place(self, request: RequestView, cell: CellView) -> bool:
         """Whether there is room for its decodes beside those who are to come to their servers."""

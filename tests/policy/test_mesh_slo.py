@@ -62,6 +62,14 @@ def test_nobodys_first_token_is_late_for_a_nearer_deadline() -> None:
     assert submitted(cell.ask("r3", prompt=300, ttft_s=0.04)) == [("r3", "n2")]
 
 
+def test_a_first_token_leaves_a_share_of_its_time_for_what_predictions_miss() -> None:
+    # Behind the first prompt it comes after 49.9 ms, and 48.5 of 50 ms may be planned.
+    for ttft_s, went in ((0.05, "n2"), (0.052, "n1")):
+        cell = _cell()
+        assert submitted(cell.ask("r1", prompt=200)) == [("r1", "n1")]
+        assert submitted(cell.ask("r2", prompt=200, ttft_s=ttft_s)) == [("r2", went)]
+
+
 def test_nobody_of_a_cheaper_class_takes_a_place_while_a_dearer_one_waits() -> None:
     for price, went in ((1.0, [("r5", "n3")]), (3.0, [])):
         cell = _cell()
