@@ -40,11 +40,20 @@ def test_a_prompt_is_computed_in_a_looser_tier_and_decodes_in_its_own() -> None:
 
 
 def test_a_first_token_that_would_be_too_late_for_a_hand_over_comes_from_the_pool() -> None:
-    cell = _cell()
-    assert submitted(cell.ask("r1", tpot_s=0.1)) == [("r1", "n1")]
-    # Behind the first prompt it comes after 20 ms, and has to be 73 ms early.
-    assert submitted(cell.ask("r2", ttft_s=0.08)) == [("r2", "n2")]
-    assert cell.labels() == ["tier 100 ms", "tier 50 ms", ""]
+    # Behind the first prompt it comes after 20 ms, and has to be 27 ms early: n1 has the second one
+    # in time, and another server the third.
+    for ttft_s, went in ((0.04, "n2"), (0.06, "n1")):
+        cell = _cell()
+        assert submitted(cell.ask("r1", tpot_s=0.1)) == [("r1", "n1")]
+        assert submitted(cell.ask("r2", ttft_s=ttft_s)) == [("r2", went)]
+
+
+def test_a_first_token_has_to_be_a_pace_earlier_where_decodes_take_longer_than_the_pace() -> None:
+    for decodes, went in ((4, "n1"), (5, "n2")):
+        cell = _cell()
+        for n in range(decodes):
+            assert submitted(cell.ask(f"a{n}", tpot_s=0.1, prompt=3)) == [(f"a{n}", "n1")]
+        assert submitted(cell.ask("r1", ttft_s=0.09)) == [("r1", went)]
 
 
 def test_no_prompt_is_computed_whose_decodes_would_have_no_place() -> None:
