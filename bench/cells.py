@@ -33,7 +33,7 @@ MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
 LOADED_S_MAX = 180.0
 CALM_SHARE = 0.1
 """A node that uses less than this share of a core has computed all that it computes for nobody."""
-CALM_S = 1.0
+CALM_S, CALM_S_MAX = 1.0, 600.0
 
 
 @contextmanager
@@ -145,7 +145,10 @@ def wait_calm(cell: LocalCell) -> None:
     """Until its only node is idle: new instances compute many sizes once. Raises MeshError."""
     node = psutil.Process(cell.children[1].process.pid)
     wait_until(
-        lambda: node.cpu_percent(CALM_S) <= 100 * CALM_SHARE, "the node is not idle", poll_s=0.0
+        lambda: node.cpu_percent(CALM_S) <= 100 * CALM_SHARE,
+        "the node is not idle",
+        CALM_S_MAX,
+        poll_s=0.0,
     )
 
 
