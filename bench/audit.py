@@ -83,7 +83,7 @@ class Audit:
         return booked_bytes / rss_bytes if rss_bytes else 0.0
 
     def instance_seconds(self, from_s: float, until_s: float) -> tuple[float, float]:
-        """Of all instances that have memory, and of those that are not parked."""
+        """Those of all that have memory, and of those that are not parked."""
         times = [min(max(at_s, from_s), until_s) for at_s, _, _ in self.loaded]
         lasted_s = [b - a for a, b in pairwise([*times, until_s])]
         every = sum(s * count for s, (_, count, _) in zip(lasted_s, self.loaded, strict=True))

@@ -54,7 +54,7 @@ class Played:
     """What a simulation is told of it, and of whom."""
     simulated_met_share: float | None = None
     loaded_seconds: float = 0.0
-    """Of instances, while calls came and were answered."""
+    """Seconds of instances while calls came and were answered."""
     instance_seconds: float = 0.0
     """The same without those that were parked."""
     ttft_forecast_errors: tuple[float, ...] = ()
