@@ -19,6 +19,7 @@ from mesh.wire.codec import event_to_wire, invocation_from_wire
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.malformed import Malformed
 from mesh.wire.serving import admitted, answered
+from mesh.wire.unread import bounded
 
 CALLS_MAX = 4 * STREAMS_MAX
 """Calls of one stream, and messages of calls that ended which its caller has yet to read."""
@@ -150,7 +151,8 @@ class _OneOfMany:
         return bool(self._many.context.done())
 
     async def write(self, response: pb.InvokeResponse) -> None:
-        await self._many.tell(pb.CallTold(call=self._number, response=response))
+        # A message that is too large ends this call, not the stream.
+        await self._many.tell(bounded(pb.CallTold(call=self._number, response=response)))
 
     async def abort(
         self, code: object, details: str, metadata: Iterable[tuple[str, str | bytes]]

@@ -186,7 +186,6 @@ class FrontCalls:
 
     def _send(self, stream: _Stream, order: pb.CallOrder) -> None:
         if not stream.orders.put(order):
-            stream.close()
             self._broke(stream, Unavailable(f"{ORDERS_MAX} calls wait to be sent, which is most"))
 
     def _told(self, told: pb.CallTold) -> None:
@@ -199,16 +198,18 @@ class FrontCalls:
             return
         try:
             event = event_from_wire(told.response)
-        except InvalidInput as error:
+        except Exception as error:  # the other calls of the stream go on
+            told_of = error if isinstance(error, MeshError) else MeshError(f"unexpected {error!r}")
             self.drop(DropCall(request_id=ask.request_id, attempt=ask.attempt))
-            self._post(_ended(ask, error))
+            self._post(_ended(ask, told_of))
             return
         if isinstance(event, Finished):
             del self._open[told.call]
         self._post(CellTold(request_id=ask.request_id, attempt=ask.attempt, told=event))
 
     def _broke(self, stream: _Stream, error: Exception | None) -> None:
-        """Whatever shares the stream has ended as it did."""
+        """End each call of a stream that has ended."""
+        stream.close()
         for address in [at for at, one in self._streams.items() if one is stream]:
             del self._streams[address]
         for ask, _ in [found for found in self._open.values() if found[1] is stream]:

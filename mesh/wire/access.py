@@ -51,7 +51,7 @@ _OPEN_INFERENCE: Mapping[str, frozenset[Role] | None] = {
 }
 RPCS: Mapping[str, frozenset[Role] | None] = {
     "/mesh.v1.Inference/Invoke": _USERS,
-    "/mesh.v1.Inference/InvokeMany": _USERS,
+    "/mesh.v1.Inference/InvokeMany": _OPERATORS,
     **{
         f"/inference.GRPCInferenceService/{method}": roles
         for method, roles in _OPEN_INFERENCE.items()
