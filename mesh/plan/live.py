@@ -1,12 +1,12 @@
 """Plans for the nodes of a live cell: how many instances of a whole model, on which nodes, in what
 batches, and what callers are to expect of them.
 
-A replica is an instance that has what other deployments leave of a node's time, which its prompts
-and its tokens share, counted once: `conserving`. Prompts wait as in M/G/1, tokens come in the
-batches that form, and calls join an instance that computes before one that rests, as the policies
-have it. No engine here runs single operators on other devices, so that nothing smaller than a model
-is planned. Before: the controller core, which knows nodes, profiles and calls. After:
-`replicas_min`, or what `spec.scaling.plan` has loaded ahead.
+A replica is an instance alone on a node, whose time its prompts and its tokens share, counted once:
+`conserving`. Prompts wait as in M/G/1, tokens come in the batches that form, and calls join an
+instance that computes before one that rests, as the policies have it. No engine here runs single
+operators on other devices, so that nothing smaller than a model is planned. Before: the controller
+core, which knows nodes, profiles and calls. After: `replicas_min`, or what `spec.scaling.plan` has
+loaded ahead.
 """
 
 import math
@@ -53,8 +53,6 @@ class Host:
     error: float | None = None
     """By what share predictions of its last iterations were off (p95); `None` without any."""
     power: Power | None = None
-    beside: float = 0.0
-    """The share of the node's time in which it computes for other deployments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +72,13 @@ class _Expected:
 
 
 class _Work:
-    """What a call is for a host, whose time for it is what others leave: all takes longer by that.
-    `longer` multiplies its times, too.
-    """
+    """What a call is for a host. `longer` multiplies its times."""
 
     def __init__(
         self, host: Host, calls: Arrivals, slo: Slo, chunk_tokens: int, longer: float = 1.0
     ) -> None:
         self._expected: dict[float, _Expected] = {}
-        self._prompts, self._left = calls.prompts, 1 - host.beside
-        self._times = Times(host.profile, host.factor * longer / self._left)
+        self._times, self._prompts = Times(host.profile, host.factor * longer), calls.prompts
         self._chunk_tokens = chunk_tokens
         alone_s = [self._prompt_s(tokens, 0) for tokens in calls.prompts]
         self.prompt_s = fmean(alone_s)
@@ -176,7 +171,7 @@ class _Work:
             found = _Expected(
                 ttft_s=sojourn_s + (whole - chunks + 0.5) * decode_s,
                 tpot_s=tpot_s,
-                busy=min(prompts + decodes, 1.0) * self._left,
+                busy=min(prompts + decodes, 1.0),
             )
         return found
 
@@ -188,10 +183,10 @@ class _Works:
 
     def __init__(self, calls: Arrivals, slo: Slo, chunk_tokens: int) -> None:
         self._given = calls, slo, chunk_tokens
-        self._made: dict[tuple[int, int, float, float, float], _Work] = {}
+        self._made: dict[tuple[int, int, float, float], _Work] = {}
 
     def of(self, host: Host, longer: float = 1.0) -> _Work:
-        like = id(host.profile), host.batch_max, host.factor, host.beside, longer
+        like = id(host.profile), host.batch_max, host.factor, longer
         if like not in self._made:
             self._made[like] = _Work(host, *self._given, longer)
         return self._made[like]

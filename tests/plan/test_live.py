@@ -86,14 +86,6 @@ def test_where_more_instances_keep_no_slo_the_fewest_that_carry_the_rate_are_pla
     assert made.utilisation <= USED_MAX
 
 
-def test_what_others_compute_on_a_node_makes_calls_later_and_leaves_less_to_carry() -> None:
-    alone, beside = planned(), planned(hosts=[replace(host, beside=0.5) for host in HOSTS])
-    assert beside.utilisation / beside.replicas == pytest.approx(
-        2 * alone.utilisation / alone.replicas, rel=0.5
-    )
-    assert beside.tpot_s > 1.5 * alone.tpot_s
-
-
 def test_instances_are_filled_one_after_the_other_and_admission_holds_them_to_the_slo() -> None:
     alone = planned(replace(CALLS, rate_per_s=1.0))
     several = planned(replace(CALLS, rate_per_s=1.2 / alone.utilisation))

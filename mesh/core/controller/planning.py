@@ -1,28 +1,20 @@
 """Plans how many instances of a deployment its calls need, those that have come or are to come.
 
 It tells `mesh.plan.live` of the cell's nodes: which hold an instance or have room for one, how
-quick they are, how well that is known, and what else they compute. An operator may ask for a plan;
-a deployment with `spec.scaling.plan` is planned again and again, and `replicas.warm` loads as many,
-unless a load is quick enough for whoever calls. Admission stays the judge of every call. Before:
-`core`.
+quick they are, and how well that is known. An operator may ask for a plan; a deployment with
+`spec.scaling.plan` is planned again and again, and `replicas.warm` loads as many. Admission stays
+the judge of every call. Before: `core`.
 """
 
-from math import exp
-from statistics import fmean
-
-from mesh.compute.times import Times
 from mesh.core.controller.instances.kv_cache import batch_max
-from mesh.core.controller.instances.node_schedule import plan_load
 from mesh.core.controller.requests.replicas import warm
 from mesh.core.controller.requests.search import InstanceNeeds
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
-from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import WantInstances
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
-from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.reasons import ProfileSource
 from mesh.domain.values import replace
@@ -30,11 +22,7 @@ from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.live import Host, plan
 
 RECEIVED_S = 300.0
-"""An operator's plan, and one in a lull, is for the calls of so long, unless others are given."""
-BESIDE_S = 60.0
-"""What other deployments compute on a node is told by their calls of so long."""
-BESIDE_MAX = 0.9
-"""The most of a node's time that others are expected to take."""
+"""An operator's plan is for the calls of so long, unless it says for which."""
 
 
 def planned(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals | None) -> InstancePlan:
@@ -88,8 +76,7 @@ def _hosts(
     needs = InstanceNeeds(ctx, entry, ())
     others = [node for node in large if node not in there and needs.room(node) is not None]
     ordered = [*dict.fromkeys(there), *ctx.ranked(others, deployment)]
-    beside: dict[DeploymentName, float] = {}
-    hosts = [_host(ctx, entry, deployment, node, calls, beside) for node in ordered]
+    hosts = [_host(ctx, entry, deployment, node, calls) for node in ordered]
     known = [host for host in hosts if host.profile.origin is not ProfileSource.ESTIMATE]
     if not hosts:
         raise Unavailable(
@@ -110,7 +97,6 @@ def _host(
     deployment: Deployment,
     node: NodeEntry,
     calls: Arrivals,
-    beside: dict[DeploymentName, float],
 ) -> Host:
     footprint = node.footprint_of(deployment)
     tokens = sum(calls.prompts) / max(len(calls.prompts), 1) + calls.answer_tokens
@@ -125,35 +111,7 @@ def _host(
         factor=1.0 if there is None else there.correction.factor(ctx.now_s),
         error=(there.off_p95 or None) if there is not None else None,
         power=node.power(),
-        beside=min(
-            sum(
-                _busy(ctx, instance, beside)
-                for instance in node.instances.values()
-                if instance.deployment != entry.name and instance.takes_requests
-            ),
-            BESIDE_MAX,
-        ),
     )
-
-
-def _busy(ctx: EventContext, instance: InstanceEntry, known: dict[DeploymentName, float]) -> float:
-    """The share of its node's time that an instance computes, by the latest calls of its
-    deployment: the time with a call in an M/G/∞ queue, since calls decode together. `known`: by
-    deployment, what was worked out for the same plan.
-    """
-    name = instance.deployment
-    if name not in known:
-        owner = ctx.cell.deployments.get(name)
-        calls = owner.received(ctx.now_s, BESIDE_S) if owner is not None else None
-        share = 0.0
-        if owner is not None and calls is not None and calls.prompts and instance.profile:
-            tokens, factor = fmean(calls.prompts), instance.correction.factor(ctx.now_s)
-            times = Times(instance.profile, factor)
-            decode_s = times.decode_s(1, tokens + calls.answer_tokens / 2)
-            call_s = times.prefill_s(round(tokens), 0) + (calls.answer_tokens - 1) * decode_s
-            share = 1 - exp(-calls.rate_per_s / max(owner.replicas(), 1) * call_s)
-        known[name] = share
-    return known[name]
 
 
 def look(ctx: EventContext) -> None:
@@ -167,32 +125,17 @@ def look(ctx: EventContext) -> None:
 
 
 def _plan_again(ctx: EventContext, entry: DeploymentEntry, within_s: float) -> None:
-    """Have as many instances loaded ahead as the calls since the last plan need; without any, those
-    of RECEIVED_S: what is called now and then is what a load makes late.
-    """
+    """Have as many instances loaded ahead as the calls since the last plan need."""
     before, calls = entry.warm, entry.received(ctx.now_s, within_s)
-    if not calls.prompts:
-        calls = entry.received(ctx.now_s, RECEIVED_S)
-    needed, why = 0, f"no call within {RECEIVED_S:g} s"
+    needed, why = 0, f"no call within {within_s:g} s"
     if calls.prompts:
         try:
             made = planned(ctx, entry, calls)
             needed = made.replicas
             why = made.lacks or f"{calls.words}: {made.utilisation:.0%} of {needed} in use"
-            load_s = _load_s(ctx, entry, made)
-            if load_s + made.ttft_s <= entry.slo.ttft_limit_s(min(calls.prompts)):
-                needed, why = 0, f"{why}, whom a load of {load_s:.2g} s does not make late"
         except MeshError as error:
             why = error.message
     entry.note_plan(needed, why, ctx.now_s)
     if entry.warm != before:
         ctx.act(WantInstances(name=entry.name, wanted=entry.warm, why=why))
     warm(ctx, entry)
-
-
-def _load_s(ctx: EventContext, entry: DeploymentEntry, made: InstancePlan) -> float:
-    """The longest load of those that the plan would need if nothing were loaded."""
-    assert entry.deployment is not None
-    mine = [i.instance_id for i in entry.instances.values()]
-    nodes = [ctx.cell.nodes[node_id] for node_id in made.nodes]
-    return max([plan_load(ctx, entry.deployment, n, mine).load_s for n in nodes], default=0.0)

@@ -11,7 +11,6 @@ from mesh.core.controller.instances.lifecycle import drain, start
 from mesh.core.controller.requests.search import InstanceNeeds, Search, StartNodes
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
-from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.lifecycle import InstanceState
 
@@ -44,27 +43,16 @@ def keep_minimum(ctx: EventContext, entry: DeploymentEntry) -> None:
 
 
 def warm(ctx: EventContext, entry: DeploymentEntry) -> None:
-    """Load instances until as many serve or will as its plan wants, where memory is free or held
-    by idle instances that the plans of their own deployments do not want: what a plan expects
-    takes nothing from anybody else.
+    """Load instances until as many serve or will as its plan wants, where memory is free: what a
+    plan expects takes nothing from anybody who is there.
     """
     while (before := entry.replicas()) < entry.warm and ctx.now_s >= entry.paused_until_s:
         needs = InstanceNeeds(ctx, entry, ())
         rooms = [(node, needs.room(node)) for node in ctx.cell.nodes.values()]
-        free = [
-            node
-            for node, room in rooms
-            if room is not None
-            and all(_is_surplus(ctx, node.instances[name]) for name in room.unloads)
-        ]
+        free = [node for node, room in rooms if room is not None and not room.unloads]
         start_instance(ctx, entry, free)
         if entry.replicas() == before:
             return
-
-
-def _is_surplus(ctx: EventContext, instance: InstanceEntry) -> bool:
-    owner = ctx.cell.deployments.get(instance.deployment)
-    return owner is not None and owner.has_surplus
 
 
 def keep_bounds(ctx: EventContext) -> None:

@@ -113,12 +113,6 @@ class DeploymentEntry:
         return min(max(scaling.replicas_min, self.planned.wanted), scaling.replicas_max)
 
     @property
-    def has_surplus(self) -> bool:
-        """Whether it has more instances than its plan wants: they go before those of others."""
-        planned = self.spec.scaling.plan is not None and self.planned is not None
-        return planned and self.replicas() > self.warm
-
-    @property
     def slo(self) -> Slo:
         return self.spec.slo
 

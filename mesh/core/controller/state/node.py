@@ -363,18 +363,17 @@ class NodeEntry:
     ) -> list[InstanceEntry]:
         """Idle instances in the order in which they go: the least recently used first. Where models
         are loaded ahead, the least likely to be called first: what was loaded for its next caller
-        would else be the last to go. Those that a plan does not want loaded go before all others,
-        those whose weights one of the deployment `sparing` would share go last.
+        would else be the last to go. Those whose weights one of the deployment `sparing` would
+        share go last.
         """
         idle = [i for i in self.instances.values() if self.may_go(i)]
         spared = self._sharers(sparing) if sparing is not None else []
         by_calls = self.hello.prefetch_bytes > 0
 
-        def rank(instance: InstanceEntry) -> tuple[bool, bool, float, float, InstanceId]:
-            owner = self.deployments.get(instance.deployment)
-            chance = owner.call_chance(now_s) if owner is not None and by_calls else 0.0
-            kept = owner is None or not owner.has_surplus
-            return instance in spared, kept, chance, instance.idle_since_s, instance.instance_id
+        def rank(instance: InstanceEntry) -> tuple[bool, float, float, InstanceId]:
+            owner = self.deployments.get(instance.deployment) if by_calls else None
+            chance = 0.0 if owner is None else owner.call_chance(now_s)
+            return instance in spared, chance, instance.idle_since_s, instance.instance_id
 
         return sorted(idle, key=rank)
 
