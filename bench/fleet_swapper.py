@@ -40,7 +40,7 @@ class Swapper(inference_pb2_grpc.InferenceServicer):
     at a time: of all deployments, or, where every one is resident, more than ever come.
     """
 
-    InvokeMany: Any = None  # nobody asks it so
+    InvokeMany: Any = None  # its only client calls Invoke
 
     def __init__(self, load: Callable[[], Any], *, resident_max: int, at_once: int) -> None:
         self._load = load

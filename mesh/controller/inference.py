@@ -24,7 +24,7 @@ from mesh.wire.unread import bounded
 CALLS_MAX = 4 * STREAMS_MAX
 """Calls of one stream, and messages of calls that ended which its caller has yet to read."""
 WRITE_BYTES_MAX = 1 << 20
-"""What is told of several calls is written by so much at a time; one call may be told more."""
+"""The size of a message that tells several calls; what one call is told may be larger."""
 _INVOKE = "/mesh.v1.Inference/Invoke"
 
 
@@ -53,7 +53,7 @@ class Inference(InferenceServicer):
     async def InvokeMany(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.CallOrder | Malformed], context: Any
     ) -> None:
-        await context.send_initial_metadata(())  # it is taken
+        await context.send_initial_metadata(())  # the caller waits for them before it sends calls
         many = _Many(context)
         reading = asyncio.ensure_future(self._read(request_iterator, many))
         writing = asyncio.ensure_future(many.write())
@@ -120,7 +120,9 @@ class _Many:
         task.add_done_callback(lambda _: self.calls.pop(number))
 
     async def tell(self, told: pb.CallTold) -> None:
-        """Until it is written: the call's next events wait in the gateway, which bounds them."""
+        """Return once it is written: the call's next events wait in the gateway, which bounds
+        them.
+        """
         self.told.put(told)
         await self._written.wait()
 
@@ -133,7 +135,7 @@ class _Many:
 
 
 class _OneOfMany:
-    """What gRPC gives the handler of a call, for one of many."""
+    """The context of one of the calls, in the place of gRPC's."""
 
     def __init__(self, many: _Many, order: pb.CallOrder) -> None:
         self._many = many

@@ -65,8 +65,8 @@ class _Ended:
 
 
 class _Stream:
-    """All calls to one controller. `told` is given what comes of them, and `ended` how the stream
-    has ended, unless it was closed.
+    """All calls to one controller. `told` is given what they are told, and `ended` the error with
+    which the stream has ended, unless this end has closed it.
     """
 
     def __init__(

@@ -87,15 +87,16 @@ class MeshSlo(CoLocated):
 
     def _early_s(self, request: RequestView, server: InstanceView, cell: CellView) -> float:
         """By how much its first token has to be early: a share of the time until it is due, for
-        what predictions miss, and the hand-over if it decodes elsewhere. That is a pace less where
-        the server, whose iterations end when a token is due, has the second one in time as well.
+        what predictions miss, and the hand-over if it decodes elsewhere. The hand-over may take a
+        pace longer where this server itself decodes the second token in time.
         """
         spare_s = (1.0 - self.pace_share) * max(request.due_s - cell.now_s, 0.0)
         if not _passes_through(request, server):
             return spare_s
-        in_time = cell.decode_s(server) <= request.slo.tpot_s * self.pace_share
         early_s = hand_over_s(request, server, cell, self.pace_share)
-        return spare_s + max(early_s - in_time * request.slo.tpot_s, 0.0)
+        if cell.decode_s(server) <= request.slo.tpot_s * self.pace_share:
+            early_s = max(early_s - request.slo.tpot_s, 0.0)
+        return spare_s + early_s
 
     def _has_place(self, request: RequestView, cell: CellView) -> bool:
         """Whether there is room for its decodes beside those who are to come to their servers."""

@@ -44,6 +44,7 @@ from mesh.wire.credentials import Credentials, show
 from mesh.wire.serving import Guard
 from tests.controller.live import EMBEDS, HELLO, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 from tests.controller.live import SPEC as LIVE_SPEC
+from tests.controller.test_inference import many
 
 SPEC = replace(LIVE_SPEC, source="pkg://tiny/tiny.gguf")
 """A deployment from a source that tenants may use."""
@@ -428,6 +429,26 @@ async def test_a_revoked_key_opens_nothing_any_more(cell: tuple[LiveCell, Keys])
         await live.ask(a.list)
     with pytest.raises(Forbidden, match="is of a tenant"):
         await live.ask(client_of(live, keys.b).status)
+
+
+async def test_each_call_of_a_shared_stream_is_its_callers(cell: tuple[LiveCell, Keys]) -> None:
+    """As a front makes them: with an operator's key, each for a tenant."""
+    live, keys = cell
+    ids = {key.tenant: key.key_id for key in keys.book.all_keys() if key.role is Role.TENANT}
+    await live.ask(client_of(live, keys.a).deploy, SPEC)
+    async with many(live, authorization=f"Bearer {keys.admin}") as stream:
+        await stream.ask(1, made_for=f"tenant/a/{ids[A]}/")
+        await stream.until(1, Finished)
+        await stream.ask(2, made_for=f"tenant/b/{ids[B]}/")
+        await stream.until(2, NotFound)
+        keys.book.revoke(ids[A])
+        await stream.ask(3, made_for=f"tenant/a/{ids[A]}/")
+        assert "was revoked" in (await stream.until(3, Forbidden)).message
+        operators = [key for key in keys.book.all_keys() if key.role is Role.ADMIN]
+        for key in operators:
+            keys.book.revoke(key.key_id)
+        await stream.ask(4, made_for=f"tenant/b/{ids[B]}/")
+        assert "was revoked" in (await stream.until(4, Unauthenticated)).message
 
 
 async def test_neither_keys_nor_prompts_are_logged_or_kept(
