@@ -59,8 +59,8 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def InvokeMany(self, request_iterator, context):
-        """Many calls on one stream, which costs less than a stream for each: what all of them are told in one turn of the
-        controller's loop is one message. Once the caller says no more the stream ends with the last of its calls. A caller
+        """Many calls on one stream, which costs less than a stream for each: what they are told while a message is written
+        comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends with the last of its calls. A caller
         who leaves has left all of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -37,8 +37,8 @@ class InferenceStub:
     mesh-retry-after-s: by then a place is expected.
     """
     InvokeMany: _grpc.StreamStreamMultiCallable[_inference_pb2.CallOrder, _inference_pb2.CallsTold]
-    """Many calls on one stream, which costs less than a stream for each: what all of them are told in one turn of the
-    controller's loop is one message. Once the caller says no more the stream ends with the last of its calls. A caller
+    """Many calls on one stream, which costs less than a stream for each: what they are told while a message is written
+    comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends with the last of its calls. A caller
     who leaves has left all of them.
     """
 
@@ -51,8 +51,8 @@ class InferenceAsyncStub(InferenceStub):
     mesh-retry-after-s: by then a place is expected.
     """
     InvokeMany: _aio.StreamStreamMultiCallable[_inference_pb2.CallOrder, _inference_pb2.CallsTold]  # type: ignore[assignment]
-    """Many calls on one stream, which costs less than a stream for each: what all of them are told in one turn of the
-    controller's loop is one message. Once the caller says no more the stream ends with the last of its calls. A caller
+    """Many calls on one stream, which costs less than a stream for each: what they are told while a message is written
+    comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends with the last of its calls. A caller
     who leaves has left all of them.
     """
 
@@ -74,8 +74,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_inference_pb2.CallOrder],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.CallsTold], _abc.AsyncIterator[_inference_pb2.CallsTold]]:
-        """Many calls on one stream, which costs less than a stream for each: what all of them are told in one turn of the
-        controller's loop is one message. Once the caller says no more the stream ends with the last of its calls. A caller
+        """Many calls on one stream, which costs less than a stream for each: what they are told while a message is written
+        comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends with the last of its calls. A caller
         who leaves has left all of them.
         """
 
