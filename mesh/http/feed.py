@@ -26,6 +26,10 @@ from mesh.runtime.turns import Steps, in_turns, others_first
 from mesh.wire.mailbox import Mailbox
 
 TICK_S = 1.0
+LINES_S = 0.1
+"""So long after the first of them lines are told, together: a person sees them at once, and first
+tokens do not wait for as many writes as there are viewers.
+"""
 VIEWERS_MAX = 64
 VIEWERS_BY_TENANT_MAX = 16
 VIEWER_EVENTS_MAX = 120
@@ -109,7 +113,7 @@ class Feed:
         self._audiences: dict[Caller, _Audience] = {}
         self._lines: deque[tuple[CellLine, bytes]] = deque(maxlen=LINES_MAX)
         self._fresh: list[tuple[CellLine, bytes]] = []
-        """Those of this turn of the loop, told together: hundreds may come at once."""
+        """Those that are not told yet."""
         self._refreshing, self._encoding = asyncio.Lock(), asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -139,7 +143,9 @@ class Feed:
         audience.viewers.append(viewer)
         try:
             if not audience.state:
-                await self._refresh({key: audience})
+                async with self._refreshing:
+                    if not audience.state:  # viewers that came together share one snapshot
+                        await self._look({key: audience})
             self._begin()
             blocks = audience.since(self._number_of(last_id))
             if blocks is None:
@@ -171,11 +177,13 @@ class Feed:
             pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
                 audience.state = await in_turns(cell_state(picture))
+                self._tell_lines()
                 self._tell(audience, b"".join(await self._opening(asks, audience, "")))
 
     def close(self) -> None:
         """End every viewer's events when they have been told what there is."""
         self._closed = True
+        self._tell_lines()
         for audience in self._audiences.values():
             for viewer in audience.viewers:
                 viewer.blocks.close()
@@ -228,21 +236,22 @@ class Feed:
             task.cancel()
         self._tasks = []
         self._lines.clear()
+        self._fresh.clear()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await self._refresh(dict(self._audiences))
+            async with self._refreshing:
+                await self._look(dict(self._audiences))
 
-    async def _refresh(self, audiences: Mapping[Caller, _Audience]) -> None:
+    async def _look(self, audiences: Mapping[Caller, _Audience]) -> None:
         """Tell each audience what has changed. Not twice at a time: states follow each other."""
-        async with self._refreshing:
-            pictures = await self._watched.pictures(list(audiences))
-            for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
-                before, latest = audience.state, self._samples(asks)[-1:]
-                audience.state, block = await in_turns(_next(before, picture, latest))
-                if block:
-                    self._tell(audience, block)
+        pictures = await self._watched.pictures(list(audiences))
+        for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
+            before, latest = audience.state, self._samples(asks)[-1:]
+            audience.state, block = await in_turns(_next(before, picture, latest))
+            if block:
+                self._tell(audience, block)
 
     async def _follow(self) -> None:
         """Tell lines as they come. The log may have no place for one more, or drop a slow one."""
@@ -259,7 +268,7 @@ class Feed:
 
     def _line(self, event: CellEvent) -> None:
         if not self._fresh:
-            asyncio.get_running_loop().call_soon(self._tell_lines)
+            asyncio.get_running_loop().call_later(LINES_S, self._tell_lines)
         self._keep(event)
         self._fresh.append(self._lines[-1])
 

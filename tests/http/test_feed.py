@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from math import inf, nan
@@ -31,7 +31,8 @@ from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
 from mesh.report.cell_state import CellPicture, cell_state, change
 from mesh.report.plain import plain_fields, plain_json
-from mesh.runtime.turns import in_turns
+from mesh.runtime import turns
+from mesh.runtime.turns import Steps, in_turns
 from mesh.wire.access import Gate
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
 from tests.controller.live import WAIT_S_MAX
@@ -179,7 +180,10 @@ async def test_lines_come_at_once_to_whoever_may_read_them(
         await anext(feed.events(ADMIN, ""))
 
 
-async def test_a_viewer_that_reads_too_slowly_is_dropped_and_told(watched: Watched) -> None:
+async def test_a_viewer_that_reads_too_slowly_is_dropped_and_told(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "LINES_S", 0.0)
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as slow:
         await anext(slow)
@@ -189,6 +193,50 @@ async def test_a_viewer_that_reads_too_slowly_is_dropped_and_told(watched: Watch
         names = [(name, data) async for _, name, data in told(slow)]
         assert VIEWER_EVENTS_MAX < len(names) < 2 * VIEWER_EVENTS_MAX
         assert names[-1] == ("end", {"why": feeds.DROPPED})
+
+
+async def test_lines_that_come_one_after_the_other_are_told_together(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "TICK_S", 60.0)
+    feed = feed_of(watched)
+    async with aclosing(feed.events(ADMIN, "")) as blocks:
+        await anext(blocks)
+        for n in range(5):
+            watched.said.put_nowait(str(n))
+            await asyncio.sleep(feeds.LINES_S / 20)
+        (block,) = await anext(blocks)
+        assert block.count(b"event: line") == 5
+        assert block.count(b"id: ") == 1, "it is one message to each viewer"
+        watched.said.put_nowait("last")
+        await asyncio.sleep(feeds.LINES_S / 20)
+        feed.close()
+        names = [(name, data.get("text")) async for _, name, data in told(blocks)]
+    assert names == [("line", "last"), ("end", None)]
+
+
+async def test_viewers_that_come_together_share_a_snapshot_and_are_encoded_for_in_turn(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, open_now, most = feeds._encoded, 0, 0
+
+    def counted(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        pieces = yield from encoded(data, depth)
+        open_now -= 1
+        return pieces
+
+    monkeypatch.setattr(feeds, "TICK_S", 60.0)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)  # others go on after each entry
+    monkeypatch.setattr(feeds, "_encoded", counted)
+    feed = feed_of(watched)
+    viewers = [feed.events(ADMIN, "") for _ in range(8)]
+    await asyncio.gather(*(anext(viewer) for viewer in viewers))
+    assert (watched.taken, most) == (1, 1)
+    for viewer in viewers:
+        await viewer.aclose()
 
 
 async def test_many_lines_at_once_are_one_event_and_drop_nobody(watched: Watched) -> None:
