@@ -74,12 +74,15 @@ class FaultyRun:
         return outcomes
 
     def _come_to_rest(self, rest_s: float) -> None:
-        """Models may be prefetched after the last end, too: the load that runs then has to end."""
+        """Models are prefetched, and unloaded when their time is over, after the last end, too: the
+        load or unload that runs then has to end.
+        """
         clock, core = self.cell.clock, self.cell.core
         clock.run_until(rest_s)
         until_s = rest_s + self.cell.plan.limits.load_s_max
         while clock.now_s() < until_s and any(
-            instance.prefetched and instance.state is InstanceState.LOADING
+            instance.state is InstanceState.UNLOADING
+            or (instance.prefetched and instance.state is InstanceState.LOADING)
             for node in core.cell.nodes.values()
             for instance in node.instances.values()
         ):
