@@ -14,13 +14,13 @@ from mesh.domain.model import Size
 from mesh.domain.request import RequestTokens
 from mesh.memory.station import ReservationKind
 from mesh.sim.cell_checks import CellChecks, check_rest
-from mesh.sim.checking import FaultyRun
+from mesh.sim.checking import REST_S, FaultyRun
 from mesh.sim.cluster import Arrival, VirtualCell
 from mesh.sim.costs import NodeCosts
 from mesh.sim.faults import FaultKind
 from mesh.sim.invariants import RuleBroken, Watch, check_books, check_engine
 from mesh.sim.scenario import plan
-from tests.sim.scenarios import scenario
+from tests.sim.scenarios import SMALL, scenario
 
 pytestmark = pytest.mark.breaks_invariants
 LONG = Arrival(0.0, "chat-1", 200, 900)
@@ -185,6 +185,15 @@ def test_a_cell_that_does_not_come_to_rest_is_found(tmp_path: Path) -> None:
     run.cell.nodes[0].crash(silently=True)
     with pytest.raises(RuleBroken, match="has not joined"):
         check_rest(run.cell)
+
+
+def test_an_instance_that_is_just_being_unloaded_is_not_stuck(tmp_path: Path) -> None:
+    text = SMALL.replace("memory_gib", "costs = { unload_s = 10.0 }\nmemory_gib")
+    text = text.replace('"llama-2-7b"', '"llama-2-7b"\nscaling = { keep_alive_s = 1.0 }')
+    run = FaultyRun(plan(scenario(tmp_path, text + "\n[limits]\nparked_s_max = 55\n")), check=True)
+    (outcome,) = run.run([Arrival(0.0, "chat-1", 20, 5)])
+    assert run.cell.clock.now_s() > outcome.ended_s + REST_S
+    assert not any(node.instances for node in run.cell.core.cell.nodes.values())
 
 
 def test_a_request_that_never_ends_is_found(tmp_path: Path) -> None:
