@@ -34,6 +34,9 @@ from mesh.policy.polyserve import by_tier, label_of, pace_s_of, pending, tier, t
 from mesh.policy.rules.chunked import BY_DUE, Chunked
 from mesh.policy.views import CellView, InstanceView, RequestView
 
+FIRST_TOKEN_SPARE_SHARE = 0.03
+"""So much of the time until a first token is due is left for what predictions miss."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshSlo(CoLocated):
@@ -86,11 +89,11 @@ class MeshSlo(CoLocated):
         return is_in_time(request, server, cell, self.rule, self._early_s, pace_s=pace_s)
 
     def _early_s(self, request: RequestView, server: InstanceView, cell: CellView) -> float:
-        """By how much its first token has to be early: a share of the time until it is due, for
-        what predictions miss, and the hand-over if it decodes elsewhere. The hand-over may take a
-        pace longer where this server itself decodes the second token in time.
+        """By how much its first token has to be early: what predictions miss, and the hand-over if
+        it decodes elsewhere, which may take a pace longer where this server itself decodes the
+        second token in time.
         """
-        spare_s = (1.0 - self.pace_share) * max(request.due_s - cell.now_s, 0.0)
+        spare_s = FIRST_TOKEN_SPARE_SHARE * max(request.due_s - cell.now_s, 0.0)
         if not _passes_through(request, server):
             return spare_s
         early_s = hand_over_s(request, server, cell, self.pace_share)
