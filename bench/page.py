@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import requests
 from playwright.sync_api import Playwright, sync_playwright
 
-from bench.cells import deployed, local_cell
+from bench.cells import deployed, local_cell, wait_calm
 from bench.demo_model import SOURCE
 from bench.harness import Report, Table, in_turn, show_status
 from bench.overhead import CONTEXT_TOKENS, NAME, SLO, Answer, ask
@@ -362,6 +362,7 @@ def beside_viewers(rounds: int) -> Mapping[str, float]:
     rates = []
     with local_cell(http="127.0.0.1:0") as cell:
         deployed(cell.address, [spec])
+        wait_calm(cell)
         for number, name, count in in_turn({"none": 0, "ten": VIEWERS}, rounds, warm_ups=1):
             with viewers(f"http://{cell.http_address}", count) as read:
                 begun_s = time.monotonic()
