@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from mesh.domain.access import Role
 from mesh.domain.actions import ReplyDone
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, NotFound
@@ -26,7 +27,10 @@ from mesh.http.tools import Strict
 from mesh.manifest.specs import read_manifests
 from mesh.report.plain import Plain, plain
 from mesh.runtime.operator import Operator, Replies
+from mesh.wire.access import caller
 
+FILES_MAX = 8
+"""Files that wait to be read, of operators and of tenants; a tenant has a quarter of these."""
 _SHOWN_CHARS = 100
 
 logger = logging.getLogger(__name__)
@@ -116,30 +120,36 @@ class Operate:
 class OperateAll:
     """An ASGI application: a file of manifests, which is read as a whole before anything is done
     with it. `each` does it with one deployment and says what came of it; one that fails does not
-    keep the others from being tried. Files are read one at a time, in a thread: 256 KiB take
-    seconds.
+    keep the others from being tried. Files are read in a thread, since 256 KiB take seconds: one
+    at a time of operators, and one of tenants. Too many that wait are refused.
     """
 
     def __init__(self, each: Callable[[DeploymentSpec], Awaitable[Plain]], bodies: Bodies) -> None:
         self._each = each
         self._bodies = bodies
-        self._reading = asyncio.Lock()
+        self._lines = {role: (Bodies(count_max=FILES_MAX), asyncio.Lock()) for role in Role}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
         async with exchange.answering():
             check_origin(Request(scope))
-            async with exchange.body() as raw:
-                given = read(_Manifest, raw)
-            file = given.file[:_SHOWN_CHARS], given.manifest.encode(errors="replace")
+            specs = await self._specs(exchange)
             with exchange.watched(lambda _: None):
-                async with self._reading:
-                    specs = await asyncio.to_thread(read_manifests, [file])
                 answers: list[Plain] = []
                 for spec in specs:
                     answers.append(await self._tried(spec))
                     await asyncio.sleep(0)  # tokens of calls go out in between
                 await exchange.json(encoded({"deployments": answers}))
+
+    async def _specs(self, exchange: Exchange) -> list[DeploymentSpec]:
+        """What waits is the body alone, in hand until it is read."""
+        waiting, turn = self._lines[caller().role]
+        async with exchange.body() as raw:
+            with waiting.reading():
+                async with turn:
+                    given = read(_Manifest, raw)
+                    file = given.file[:_SHOWN_CHARS], given.manifest.encode(errors="replace")
+                    return await asyncio.to_thread(read_manifests, [file])
 
     async def _tried(self, spec: DeploymentSpec) -> Plain:
         name = str(spec.name)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +15,10 @@ import requests
 from starlette.requests import Request
 
 from mesh.controller.keys import FILE_NAME
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
+from mesh.http import operating
+from mesh.http.operating import FILES_MAX
 from mesh.http.sessions import COOKIE, SESSION_S_MAX, SESSIONS_MAX, TOKEN_HEADER, Sessions
 from tests.controller.live import WAIT_S_MAX, LiveCell
 from tests.controller.test_access import SPEC, Keys, client_of, keyed
@@ -224,6 +228,42 @@ async def test_a_revoked_key_closes_the_open_tab(closed: tuple[LiveCell, Keys]) 
         assert b"was revoked" in rest
     assert (await tab.ask("GET", "/api/v1/cell")).status_code == 401
     assert (await tab.ask("GET", "/api/v1/session")).json()["role"] is None
+
+
+async def test_files_of_manifests_that_wait_are_bounded_and_hold_no_operator_up(
+    closed: tuple[LiveCell, Keys], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, keys = closed
+    may_end = threading.Event()
+
+    def slow(files: list[tuple[str, bytes]]) -> list[DeploymentSpec]:
+        assert files[0][1] == b"quick" or may_end.wait(WAIT_S_MAX)
+        return []
+
+    async def post(key: str, manifest: str) -> tuple[int, bytes]:
+        """By a connection of its own, in no thread."""
+        host, port = cell.http.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps({"manifest": manifest}).encode()
+        writer.write(
+            f"POST /api/v1/deploy HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+            "Content-Type: application/json\r\nConnection: close\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        answer = await reader.read()
+        writer.close()
+        return int(answer.split()[1]), answer.lower()
+
+    monkeypatch.setattr(operating, "read_manifests", slow)
+    async with asyncio.timeout(WAIT_S_MAX):
+        waits = [asyncio.create_task(post(keys.a, "slow")) for _ in range(FILES_MAX // 4 + 1)]
+        (refused,), waits_on = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        status, answer = refused.result()
+        assert (status, b"retry-after: 1" in answer) == (429, True)
+        assert (await post(keys.admin, "quick"))[0] == 200, "it waits for no tenant"
+        may_end.set()
+        assert [(await one)[0] for one in waits_on] == [200] * (FILES_MAX // 4)
 
 
 def test_sessions_end_and_are_bounded() -> None:
