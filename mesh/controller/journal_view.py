@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mesh.controller.lookup import no_request
 from mesh.controller.metrics import Meter
+from mesh.controller.recent import SAMPLES_MAX
 from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller
@@ -26,11 +27,16 @@ from mesh.report.calls import CallBook
 from mesh.report.cell_state import CellPicture
 from mesh.report.memory_parts import gauges
 from mesh.report.narrate import Narrator
-from mesh.runtime.journal import ControllerStart, Decision, decision_fields, read_journal
+from mesh.runtime.journal import (
+    ControllerStart,
+    Decision,
+    decided_s,
+    decision_fields,
+    read_journal,
+)
 from mesh.runtime.starting import controller_core
+from mesh.runtime.turns import others_first
 
-SLICE = 100
-"""After so many events others may run."""
 SHOWN_CHARS_MAX = 4_000
 SAMPLE_S = 1.0
 
@@ -71,6 +77,8 @@ class JournalView:
         """The decision that was read already, and is not made yet."""
         self._torn: InvalidInput | None = None
         """Why it cannot be read on from here."""
+        self._turn_s = 0.0
+        """When others ran last, by the clock of this process."""
         self._begin()
 
     def now_s(self) -> float:
@@ -99,9 +107,8 @@ class JournalView:
         async with self._seeking:
             if index < self._index:
                 self._begin()
-            while self._index < index and self._step():
-                if self._index % SLICE == 0:
-                    await asyncio.sleep(0)
+            while self._index < index and await self._step():
+                pass
 
     async def advance(self, seconds: float) -> None:
         """By so much of the journal's time. Raises InvalidInput where a line is none."""
@@ -112,9 +119,7 @@ class JournalView:
                     self._next = self._read()
                 if self._next is None or self._next.now_s > until_s:
                     break
-                self._step()
-                if self._index % SLICE == 0:
-                    await asyncio.sleep(0)
+                await self._step()
             self._now_s = min(until_s, max(self._last_s, self._now_s))
 
     def _begin(self) -> None:
@@ -141,24 +146,32 @@ class JournalView:
             unix_s=self.unix_s,
         )
 
-    def _step(self) -> bool:
-        """Whether there was a further decision."""
-        decision = self._next or self._read()
-        self._next = None
+    async def _step(self) -> bool:
+        """Whether there was a further decision. Others may run before it."""
+        decision = self._next = self._next or self._read()
         if decision is None:
             return False
-        while decision.now_s - self._sampled_s >= SAMPLE_S:
-            self._sampled_s += SAMPLE_S
-            running, queued = self._core.load()
-            at_s = self._sampled_s - self._first_s
-            seen = gauges(self._core.snapshot(self._sampled_s).nodes)
-            self._recent.sample(self._sampled_s, at_s, running=running, queued=queued, gauges=seen)
+        await self._sample(decision.now_s)
+        self._next = None
         self._core.handle(decision.event, decision.now_s)  # type: ignore[arg-type]
         for recorder in self._recorders:
             recorder.record(decision.now_s, decision.event, decision.actions)
         self._now_s, self._last = decision.now_s, decision
         self._index += 1
         return True
+
+    async def _sample(self, until_s: float) -> None:
+        """The seconds before the next decision, but of a long silence only those that are kept."""
+        silent = max(int((until_s - self._sampled_s) / SAMPLE_S), 0)
+        begun_s, self._sampled_s = self._sampled_s, self._sampled_s + silent * SAMPLE_S
+        for n in range(max(silent - SAMPLES_MAX, 0) + 1, silent + 1):
+            now_s = begun_s + n * SAMPLE_S
+            running, queued = self._core.load()
+            seen = gauges(self._core.snapshot(now_s).nodes)
+            at_s = now_s - self._first_s
+            self._recent.sample(now_s, at_s, running=running, queued=queued, gauges=seen)
+            self._turn_s = await others_first(self._turn_s)
+        self._turn_s = await others_first(self._turn_s)
 
     def _read(self) -> Decision | None:
         """Raises InvalidInput at a line that is no decision, each time."""
@@ -210,7 +223,7 @@ def _extent(path: Path) -> tuple[int, float, float]:
 
 
 def _time(line: bytes) -> float:
-    return float(json.loads(line)["now_s"]) if line else 0.0
+    return decided_s(json.loads(line)) if line else 0.0
 
 
 def _cancel(request_id: RequestId) -> None:

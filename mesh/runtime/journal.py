@@ -9,6 +9,7 @@ tokens, and of prompts digests of their blocks: nothing else of them is decided 
 import contextlib
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
@@ -231,6 +232,14 @@ def decision_fields(decision: Decision) -> Any:
     return _line(decision.now_s, decision.event, decision.actions)
 
 
+def decided_s(line: Any) -> float:
+    """The time of a journal's line. Raises ValueError, KeyError or TypeError where it has none."""
+    now_s = float(line["now_s"])
+    if not math.isfinite(now_s):
+        raise ValueError(f"{now_s} is no time")
+    return now_s
+
+
 def _line(now_s: float, event: object, actions: Sequence[object]) -> Any:
     return {
         "now_s": now_s,
@@ -319,7 +328,7 @@ def _decisions(path: Path) -> Iterator[Decision]:
             try:
                 raw = json.loads(line)
                 yield Decision(
-                    now_s=float(raw["now_s"]),
+                    now_s=decided_s(raw),
                     event=_converter().structure(raw["event"], _EVENT),
                     actions=tuple(_converter().structure(a, _ACTION) for a in raw["actions"]),
                 )

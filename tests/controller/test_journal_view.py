@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from math import inf, isfinite, nan
 from pathlib import Path
 
 import pytest
 
 from mesh.controller.journal_view import JournalView
+from mesh.controller.recent import SAMPLES_MAX
 from mesh.domain.access import Caller
 from mesh.domain.errors import InvalidInput, NotFound
 from mesh.domain.views import CellSnapshot
@@ -105,3 +107,43 @@ async def test_what_is_no_controllers_journal_is_refused(
     with pytest.raises(InvalidInput, match="spoilt:11 is no decision"):
         await view.seek(20)
     assert view.position.index == 9
+
+
+@pytest.mark.parametrize("silent_s", [8 * 3600.0, 1e17, 1e300, inf, nan])
+async def test_a_long_silence_or_an_absurd_time_holds_nobody_up(
+    written: tuple[Path, CellSnapshot], tmp_path: Path, silent_s: float
+) -> None:
+    lines = written[0].read_text().splitlines(keepends=True)[:40]
+    late = json.loads(lines[30])
+    late["now_s"] += silent_s
+    path = tmp_path / "late"
+    path.write_text("".join([*lines[:30], json.dumps(late) + "\n", *lines[31:]]))
+    view = JournalView(path)
+    await view.seek(29)
+    snapshots, others = 0, 0
+    taken = view._core.snapshot
+
+    def counted(now_s: float) -> CellSnapshot:
+        nonlocal snapshots
+        snapshots += 1
+        assert snapshots <= SAMPLES_MAX
+        return taken(now_s)
+
+    async def run_beside() -> None:
+        nonlocal others
+        while True:
+            await asyncio.sleep(0)
+            others += 1
+
+    view._core.snapshot = counted  # type: ignore[method-assign]
+    beside = asyncio.create_task(run_beside())
+    if not isfinite(silent_s):
+        with pytest.raises(InvalidInput, match="late:31 is no decision"):
+            await view.seek(10**9)
+        assert view.position.index == 29
+    else:
+        await view.seek(30)
+        assert view.position.index == 30
+        assert (snapshots, others > 20) == (SAMPLES_MAX, True)
+        assert len(view.samples(ANYONE)) == SAMPLES_MAX
+    beside.cancel()
