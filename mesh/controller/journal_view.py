@@ -123,8 +123,9 @@ class JournalView:
             self._now_s = min(until_s, max(self._last_s, self._now_s))
 
     def _begin(self) -> None:
-        self._core = controller_core(self._start)
+        """Raises InvalidInput where the journal cannot be read any more: one stays where one is."""
         self._decisions: Iterator[Decision] = read_journal(self._path)[1]
+        self._core = controller_core(self._start)
         self._next = self._torn = None
         self._last: Decision | None = None
         self._index = 0

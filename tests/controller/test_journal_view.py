@@ -147,3 +147,20 @@ async def test_a_long_silence_or_an_absurd_time_holds_nobody_up(
         assert (snapshots, others > 20) == (SAMPLES_MAX, True)
         assert len(view.samples(ANYONE)) == SAMPLES_MAX
     beside.cancel()
+
+
+async def test_without_its_file_one_stays_where_one_is(
+    written: tuple[Path, CellSnapshot], tmp_path: Path
+) -> None:
+    path = tmp_path / "removed"
+    path.write_bytes(written[0].read_bytes())
+    view = JournalView(path)
+    await view.seek(30)
+    before = (await view.pictures([ANYONE]))[0].nodes
+    assert before
+    path.unlink()
+    with pytest.raises(InvalidInput, match="cannot read"):
+        await view.seek(10)
+    assert (view.position.index, (await view.pictures([ANYONE]))[0].nodes) == (30, before)
+    await view.seek(31)
+    assert view.position.index == 31, "what is open is read on"
