@@ -201,10 +201,10 @@ class JournalView:
 
     async def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
         """Those until now. None follow by themselves: each move tells them anew."""
-        if follow:
-            await asyncio.Event().wait()
         async for event in self._log.watch(backlog=backlog, follow=False):
             yield event
+        if follow:
+            await asyncio.Event().wait()
 
 
 def _extent(path: Path) -> tuple[int, float, float]:

@@ -88,6 +88,12 @@ async def test_viewers_are_told_the_whole_wherever_one_moves(
         while b"event: cell" not in told or b"event: line" not in told:
             told += b"".join(await anext(viewer))
     await viewer.aclose()
+    reloaded = feed.events(ANYONE, "")
+    async with asyncio.timeout(20):
+        told = b""
+        while b"event: line" not in told:
+            told += b"".join(await anext(reloaded))
+    await reloaded.aclose()
 
 
 async def test_what_is_no_controllers_journal_is_refused(
