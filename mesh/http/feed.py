@@ -125,7 +125,7 @@ class Feed:
     async def cell(self, asks: Caller) -> list[bytes]:
         """The whole state as JSON, in pieces: what viewers were told last, where there are any."""
         audience = self._audiences.get(_audience_of(asks))
-        if audience is not None:
+        if audience is not None and audience.state:
             return await self._whole(audience.state, asks, "")
         (picture,) = await self._watched.pictures([asks])
         return await self._whole(await in_turns(cell_state(picture)), asks, "")

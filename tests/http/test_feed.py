@@ -141,6 +141,25 @@ async def test_a_snapshot_is_taken_for_all_viewers_not_for_nobody(watched: Watch
     assert (feed.viewers, watched.taken) == (0, before)
 
 
+async def test_the_state_is_whole_while_the_first_viewer_waits_for_it(watched: Watched) -> None:
+    feed, may_look = feed_of(watched), asyncio.Event()
+    pictures = watched.pictures
+
+    async def slow(callers: Sequence[Caller]) -> list[CellPicture]:
+        await may_look.wait()
+        return await pictures(callers)
+
+    watched.pictures = slow  # type: ignore[method-assign]
+    async with aclosing(feed.events(ADMIN, "")) as first:
+        viewing = asyncio.ensure_future(anext(first))
+        await asyncio.sleep(0)
+        asking = asyncio.create_task(feed.cell(ADMIN))
+        await asyncio.sleep(0)
+        may_look.set()
+        assert json.loads(b"".join(await asking))["status"]
+        await viewing
+
+
 async def test_who_comes_back_goes_on_or_is_told_of_a_loss(watched: Watched) -> None:
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as stays:
