@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import field, fields
+from itertools import takewhile
 from typing import Protocol
 
 from mesh.domain.access import Caller, Role
@@ -79,6 +80,8 @@ class _Audience:
     whole_from: int
     """Each event after the one of this number is kept."""
     state: State = field(default_factory=dict)
+    sampled: CellSample | None = None
+    """The last sample."""
     viewers: list[_Viewer] = field(default_factory=list)
     kept: deque[tuple[int, bytes]] = field(default_factory=deque)
     kept_bytes: int = 0
@@ -177,6 +180,7 @@ class Feed:
             pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
                 audience.state = await in_turns(cell_state(picture))
+                self._untold(asks, audience)  # the whole has them
                 self._tell_lines()
                 self._tell(audience, b"".join(await self._opening(asks, audience, "")))
 
@@ -215,7 +219,7 @@ class Feed:
 
     async def _whole(self, state: State, asks: Caller, why: str) -> list[bytes]:
         """For one viewer at a time: in one turn of the loop each of many would go on."""
-        samples = self._samples(asks)
+        samples = tuple(self._watched.samples(asks))
         columns = {
             one.name: [getattr(sample, one.name) for sample in samples]
             for one in fields(CellSample)
@@ -224,8 +228,12 @@ class Feed:
             data = {"why": why, **state, "samples": columns}
             return await in_turns(_encoded(data, STATE_DEPTH))
 
-    def _samples(self, asks: Caller) -> tuple[CellSample, ...]:
-        return tuple(self._watched.samples(asks))
+    def _untold(self, asks: Caller, audience: _Audience) -> list[CellSample]:
+        """The samples since the last that its viewers were told."""
+        latest = reversed(self._watched.samples(asks))
+        untold = list(takewhile(lambda one: one != audience.sampled, latest))[::-1]
+        audience.sampled = untold[-1] if untold else audience.sampled
+        return untold
 
     def _begin(self) -> None:
         if not self._tasks:
@@ -248,8 +256,8 @@ class Feed:
         """Tell each audience what has changed. Not twice at a time: states follow each other."""
         pictures = await self._watched.pictures(list(audiences))
         for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
-            before, latest = audience.state, self._samples(asks)[-1:]
-            audience.state, block = await in_turns(_next(before, picture, latest))
+            before, untold = audience.state, self._untold(asks, audience)
+            audience.state, block = await in_turns(_next(before, picture, untold))
             if block:
                 self._tell(audience, block)
 
@@ -296,7 +304,7 @@ def _audience_of(asks: Caller) -> Caller:
 
 
 def _next(
-    before: State, picture: CellPicture, latest: Sequence[CellSample]
+    before: State, picture: CellPicture, untold: Sequence[CellSample]
 ) -> Steps[tuple[State, bytes]]:
     """The state that the picture shows, and the event that says what has changed. There is none
     where nothing was told before.
@@ -305,7 +313,7 @@ def _next(
     if not before:
         return after, b""
     patch = yield from change(before, after)
-    body = yield from _encoded({"patch": patch, "samples": latest}, STATE_DEPTH + 1)
+    body = yield from _encoded({"patch": patch, "samples": untold}, STATE_DEPTH + 1)
     return after, b"".join([b"event: change\ndata: ", *body, b"\n\n"])
 
 
