@@ -7,6 +7,7 @@ the events. After: `Watched`, the controller's view of itself.
 """
 
 import asyncio
+import logging
 import re
 import time
 from collections import deque
@@ -47,6 +48,8 @@ PIECE_ENTRIES = 128
 LOST = "what happened since then is not kept any more"
 DROPPED = f"this viewer reads too slowly: {VIEWER_EVENTS_MAX} events waited for it"
 ENDED = "the controller is stopping"
+
+logger = logging.getLogger(__name__)
 
 
 class Watched(Protocol):
@@ -155,6 +158,8 @@ class Feed:
                 # What is told from here on comes after this state.
                 self._tell_lines()
                 viewer.blocks = Mailbox(VIEWER_EVENTS_MAX)
+                if self._closed:
+                    viewer.blocks.close()
                 head = f"id: {self._run}-{audience.number}\n".encode()
                 blocks = [head, *await self._opening(asks, audience, LOST if last_id else "")]
             yield blocks
@@ -188,6 +193,7 @@ class Feed:
         """End every viewer's events when they have been told what there is."""
         self._closed = True
         self._tell_lines()
+        self._rest()
         for audience in self._audiences.values():
             for viewer in audience.viewers:
                 viewer.blocks.close()
@@ -236,7 +242,7 @@ class Feed:
         return untold
 
     def _begin(self) -> None:
-        if not self._tasks:
+        if not self._tasks and not self._closed:
             self._tasks = [asyncio.create_task(run()) for run in (self._tick, self._follow)]
 
     def _rest(self) -> None:
@@ -249,8 +255,11 @@ class Feed:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            async with self._refreshing:
-                await self._look(dict(self._audiences))
+            try:
+                async with self._refreshing:
+                    await self._look(dict(self._audiences))
+            except Exception:
+                logger.exception("viewers were not told what has changed")
 
     async def _look(self, audiences: Mapping[Caller, _Audience]) -> None:
         """Tell each audience what has changed. Not twice at a time: states follow each other."""

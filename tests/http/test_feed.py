@@ -164,6 +164,35 @@ async def test_the_state_is_whole_while_the_first_viewer_waits_for_it(watched: W
         await viewing
 
 
+async def test_changes_are_told_again_after_a_look_that_failed(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed, pictures = feed_of(watched), watched.pictures
+
+    async def fails(callers: Sequence[Caller]) -> list[CellPicture]:
+        watched.pictures = pictures  # type: ignore[method-assign]
+        raise RuntimeError("a look failed")
+
+    async with aclosing(feed.events(ADMIN, "")) as blocks:
+        events = told(blocks)
+        await anext(events)
+        watched.pictures = fails  # type: ignore[method-assign]
+        async with asyncio.timeout(WAIT_S_MAX):
+            while "a look failed" not in caplog.text:
+                await anext(events)
+            assert (await anext(events))[1] == "change"
+
+
+async def test_who_still_reads_when_the_controller_stops_is_told_that(watched: Watched) -> None:
+    feed = feed_of(watched)
+    async with aclosing(feed.events(ADMIN, "")) as reads:
+        await anext(reads)
+        feed.close()
+        await asyncio.sleep(5 * feeds.TICK_S)
+        *_, (_, name, end) = [one async for one in told(reads)]
+    assert (name, end) == ("end", {"why": feeds.ENDED})
+
+
 async def test_who_comes_back_goes_on_or_is_told_of_a_loss(watched: Watched) -> None:
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as stays:
