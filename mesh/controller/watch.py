@@ -11,12 +11,14 @@ from itertools import islice
 
 from mesh.domain.access import ANYONE, Caller, Role
 from mesh.domain.errors import Unavailable
-from mesh.domain.values import dataclass
+from mesh.domain.values import dataclass, replace
 from mesh.domain.views import CellEvent, CellLine
 from mesh.wire.mailbox import Mailbox
 
 LINES_MAX = 10_000
 """At most so many lines are kept for those who ask later."""
+TEXT_CHARS_MAX = 2_000
+"""A longer text is cut: nodes send them, and all that are kept are 20 million characters at most."""
 WATCHERS_MAX = 64
 WATCHERS_BY_TENANT_MAX = 8
 TENANTS_WATCHERS_MAX = 32
@@ -51,7 +53,7 @@ class CellLog:
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         for said in self._narrate(event, actions):
-            line = (now_s, said)
+            line = (now_s, _cut(said))
             self._lines.append(line)
             for watcher in self._watchers:
                 if watcher.asks.sees(said.tenant) and not watcher.lines.put(line):
@@ -109,6 +111,12 @@ class CellLog:
     def _aged(self, line: _Line) -> CellEvent:
         at_s, said = line
         return CellEvent(age_s=max(0.0, self._now_s() - at_s), line=said)
+
+
+def _cut(line: CellLine) -> CellLine:
+    if len(line.text) <= TEXT_CHARS_MAX:
+        return line
+    return replace(line, text=f"{line.text[:TEXT_CHARS_MAX]} …")
 
 
 _DROPPED = CellLine(

@@ -40,6 +40,8 @@ STORIES_MAX = 2_000
 """At most so many of those that have ended are kept."""
 STEPS_MAX, SPANS_MAX, TOKENS_MAX, LATE_MAX = 60, 40, 1_024, 40
 """At most so many of one request are kept; of what comes then only the number is."""
+TEXT_CHARS_MAX = 2_000
+"""A longer text of a step or a failed load is cut: nodes send them."""
 LOADS_MAX = 2_000
 ENDS_MAX = 50_000
 Look = Callable[[DeploymentName], DeploymentSpec | None]
@@ -152,7 +154,7 @@ class Call:
 
     def step(self, at_s: float, text: str) -> None:
         if len(self.steps) < STEPS_MAX:
-            self.steps.append((at_s, text))
+            self.steps.append((at_s, text[:TEXT_CHARS_MAX]))
         else:
             self.steps_left_out += 1
 
@@ -342,7 +344,7 @@ class CallBook:
     ) -> None:
         load = self._loading.pop(instance_id, None)
         if load is not None:
-            load.ended_s, load.tier, load.failed = now_s, tier, failed
+            load.ended_s, load.tier, load.failed = now_s, tier, failed[:TEXT_CHARS_MAX]
 
     def _sent(self, now_s: float, report: object, command: object, node_id: NodeId | None) -> None:
         match command:

@@ -13,6 +13,7 @@ from mesh.controller.tenants import TenantMeter
 from mesh.controller.watch import (
     LINES_MAX,
     TENANTS_WATCHERS_MAX,
+    TEXT_CHARS_MAX,
     WATCHER_LINES_MAX,
     WATCHERS_BY_TENANT_MAX,
     WATCHERS_MAX,
@@ -187,6 +188,15 @@ def log_of(now_s: float = 10.0) -> CellLog:
 
 async def texts_of(log: CellLog, *, backlog: int, follow: bool = False) -> list[str]:
     return [event.line.text async for event in log.watch(backlog=backlog, follow=follow)]
+
+
+async def test_a_long_text_is_cut_where_it_enters_the_log() -> None:
+    log = log_of()
+    log.record(1.0, "x" * TEXT_CHARS_MAX, [])
+    log.record(1.0, "y" * (1 << 20), [])
+    kept, cut = await texts_of(log, backlog=2)
+    assert (len(kept), len(cut), cut[-2:]) == (TEXT_CHARS_MAX, TEXT_CHARS_MAX + 2, " …")
+    assert [len(line.text) for _, line in log.lines()] == [len(kept), len(cut)]
 
 
 async def test_the_last_lines_are_kept_with_their_age() -> None:

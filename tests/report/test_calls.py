@@ -9,12 +9,12 @@ import pytest
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import InvokeRequested, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import InstanceId
-from mesh.domain.messages import AbortRequest, SubmitRequest, TokensReport
+from mesh.domain.messages import AbortRequest, RequestReturned, SubmitRequest, TokensReport
 from mesh.domain.outcome import Outcome
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.report.call_views import chrome_trace, story, timeline
-from mesh.report.calls import CallBook, CallEnd
+from mesh.report.calls import TEXT_CHARS_MAX, CallBook, CallEnd
 from mesh.report.plain import Plain
 from mesh.runtime.turns import in_turns
 from mesh.sim.checking import FaultyRun
@@ -124,6 +124,15 @@ def test_what_a_lost_node_computed_and_loaded_there_ends_there() -> None:
     assert all(load.ended_s is not None for load in lost)
     again = [c for c in book.stories if [s.kind for s in c.spans].count("decode") > 1]
     assert again, "one that is computed elsewhere decodes there, too"
+
+
+def test_a_long_text_of_a_node_is_cut() -> None:
+    book = CallBook(lambda _: None)
+    book.record(0.0, InvokeRequested(request=request()), [])
+    (call,) = book.open.values()
+    back = RequestReturned(request_id=call.request_id, attempt=1, error="", message="x" * (1 << 20))
+    book.record(1.0, NodeReported(link_id=1, report=back), [])
+    assert len(call.steps[-1][1]) == TEXT_CHARS_MAX
 
 
 def test_who_is_evicted_is_told_from_who_waits_for_its_first_place() -> None:
