@@ -15,12 +15,12 @@ from mesh.controller.metrics import Meter
 from mesh.controller.recent import SAMPLES_MAX
 from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
-from mesh.domain.access import Caller
+from mesh.domain.access import Caller, TenantName
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.recent import CellSample
-from mesh.domain.usage import Usage
+from mesh.domain.usage import Usage, UsageBy
 from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
 from mesh.report.calls import CallBook
@@ -231,5 +231,7 @@ def _cancel(request_id: RequestId) -> None:
     raise no_request(request_id)
 
 
-async def _usage(since_unix_s: float) -> tuple[Usage, ...]:
+async def _usage(
+    since_unix_s: float, by: UsageBy | None, tenant: TenantName | None
+) -> tuple[Usage, ...]:
     return ()

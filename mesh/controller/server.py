@@ -53,7 +53,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.revision import public_name
 from mesh.domain.source_rules import SourceRules
-from mesh.domain.usage import HOUR_S, Usage
+from mesh.domain.usage import HOUR_S
 from mesh.domain.views import OpenBatches
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.calls import CallBook
@@ -584,9 +584,6 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             starting=self._links.starting,
         )
 
-        async def used_since(since_unix_s: float) -> tuple[Usage, ...]:
-            return usage.since(since_unix_s)
-
         book = CallBook(self._spec)
         self._keys = access.keys
         self._operating = Operating(
@@ -610,7 +607,7 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             recent=meter.recent,
             book=book,
             cancel=self._gateway.cancel,
-            used_since=used_since,
+            used_since=usage.since,
             failure=self._tokenizers.failure,
             starting=self._links.starting,
             batches=self._open_batches,

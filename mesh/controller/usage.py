@@ -6,17 +6,19 @@ does not wait for the disk: a power cut may cost the last seconds. While the dis
 what is to be written is kept, a number an hour and deployment, and tried again.
 """
 
+import asyncio
 import logging
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
 from mesh.core.controller.state.energy import EnergyBook
-from mesh.domain.access import ANYONE, Caller
+from mesh.domain.access import ANYONE, Caller, TenantName
 from mesh.domain.actions import DeliverTokens, RefuseRequest
-from mesh.domain.errors import StorageError
+from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import (
     CancelRequested,
     InvokeRequested,
@@ -25,13 +27,15 @@ from mesh.domain.events import (
 )
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.messages import Heartbeat, NodeReport, TokensReport
-from mesh.domain.usage import HOUR_S, Usage
+from mesh.domain.usage import HOUR_S, KEPT, PLACE, Usage, UsageBy, summed
 from mesh.domain.values import dataclass, replace
 
 FILE_NAME = "usage.sqlite3"
 SCHEMA = 4
 HOURS_KEPT = 24 * 400
 """Somewhat more than a year."""
+ROWS_MAX = 100_000
+"""At most so many lines are read for one question."""
 RETRY_S = 10.0
 """After a write that failed."""
 _COLUMNS = tuple(field.name for field in fields(Usage))
@@ -119,15 +123,33 @@ class UsageBook:
         except sqlite3.Error as error:
             raise self._explained("write", error) from error
 
-    def since(self, from_unix_s: float) -> tuple[Usage, ...]:
-        """The usage in the hours that had not ended at `from_unix_s`, by hour and deployment."""
+    def since(
+        self, from_unix_s: float, by: UsageBy | None = None, tenant: TenantName | None = None
+    ) -> tuple[Usage, ...]:
+        """The usage of all tenants, or of one, in the hours that had not ended at `from_unix_s`.
+        For any thread. Raises InvalidInput for more than ROWS_MAX lines.
+        """
+        kept = KEPT[by]
+        nothing = {name: "0" if name == "hour_unix_s" else "''" for name in PLACE}
+        columns = [name if name in kept else nothing.get(name, f"sum({name})") for name in _COLUMNS]
+        query = (
+            f"SELECT {', '.join(columns)} FROM usage WHERE hour_unix_s > ? AND tenant = "
+            f"coalesce(?, tenant) GROUP BY {', '.join(kept)} ORDER BY {', '.join(kept)} LIMIT ?"
+        )
         try:
-            rows = self._connection.execute(
-                "SELECT * FROM usage WHERE hour_unix_s > ? ORDER BY 1, 2, 7, 8, 9",
-                (from_unix_s - HOUR_S,),
-            ).fetchall()
+            with closing(
+                sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
+            ) as reader:
+                rows = reader.execute(
+                    query, (from_unix_s - HOUR_S, tenant, ROWS_MAX + 1)
+                ).fetchall()
         except sqlite3.Error as error:
             raise self._explained("read", error) from error
+        if len(rows) > ROWS_MAX:
+            raise InvalidInput(
+                f"this usage has more than {ROWS_MAX} lines",
+                hint="ask for a shorter time, or sum it by fewer of hour, deployment and class",
+            )
         return tuple(Usage(**dict(zip(_COLUMNS, row, strict=True))) for row in rows)
 
     def drop_before(self, unix_s: float) -> None:
@@ -285,9 +307,12 @@ class UsageMeter:
         else:
             self._unwritten.clear()
 
-    def since(self, from_unix_s: float) -> tuple[Usage, ...]:
-        """What has been used since, what is not written yet included. Raises StorageError."""
-        found = {u.place: u for u in self._book.since(from_unix_s)}
-        for key, usage in self._unwritten.items():
-            found[key] = found[key].plus(usage) if key in found else usage
-        return tuple(found[key] for key in sorted(found))
+    async def since(
+        self, from_unix_s: float, by: UsageBy | None = None, tenant: TenantName | None = None
+    ) -> tuple[Usage, ...]:
+        """What has been used since, what is not written yet included. It is read in a thread: what
+        is written meanwhile may be missing. Raises StorageError or InvalidInput.
+        """
+        found = await asyncio.to_thread(self._book.since, from_unix_s, by, tenant)
+        more = [u for u in self._unwritten.values() if tenant is None or u.tenant == tenant]
+        return summed((*found, *more), by) if more else found

@@ -19,7 +19,7 @@ from mesh.controller.recent import ALL, Recent
 from mesh.controller.snapshots import LOADED, cell_status, with_failed, with_starting
 from mesh.controller.watch import CellLog
 from mesh.core.controller.snapshot import Looking
-from mesh.domain.access import Caller, Role
+from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.energy import together
 from mesh.domain.errors import Unavailable
@@ -27,7 +27,7 @@ from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.recent import CellGauges, CellSample
-from mesh.domain.usage import Usage, UsageBy, summed
+from mesh.domain.usage import Usage, UsageBy
 from mesh.domain.values import replace
 from mesh.domain.views import (
     CellEvent,
@@ -91,8 +91,8 @@ class Viewed:
     book: CallBook
     cancel: Callable[[RequestId], None]
     """Ends an open request."""
-    used_since: Callable[[float], Awaitable[Sequence[Usage]]]
-    """What was used since a time."""
+    used_since: Callable[[float, UsageBy | None, TenantName | None], Awaitable[Sequence[Usage]]]
+    """What was used since a time, of all tenants or of one."""
     failure: Callable[[ModelId], str] = lambda _: ""
     """Why the texts of a model cannot be used, if they cannot."""
     starting: Callable[[], Sequence[NodeStarting]] = tuple
@@ -265,11 +265,10 @@ class Viewed:
     def trace(self, asks: Caller) -> Iterator[Plain]:
         return chrome_trace(self.book, self.clock.now_s(), asks.sees)
 
-    async def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain:
-        """Raises StorageError."""
-        found = await self.used_since(since_unix_s)
-        mine = [one for one in found if asks.role is Role.ADMIN or one.tenant == asks.tenant]
-        return plain(summed(mine, by))
+    async def usage(self, asks: Caller, since_unix_s: float, by: UsageBy | None) -> Sequence[Usage]:
+        """Raises StorageError, and InvalidInput where it has too many lines."""
+        tenant = None if asks.role is Role.ADMIN else asks.tenant
+        return await self.used_since(since_unix_s, by, tenant)
 
     async def report(self, asks: Caller, since_s: float) -> CellReport:
         """The last `since_s` seconds, as far as they are known. A tenant is told of its calls

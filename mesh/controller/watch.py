@@ -18,7 +18,7 @@ from mesh.wire.mailbox import Mailbox
 LINES_MAX = 10_000
 """At most so many lines are kept for those who ask later."""
 TEXT_CHARS_MAX = 2_000
-"""A longer text is cut: nodes send them, and all that are kept are 20 million characters at most."""
+"""A longer text is cut: nodes send them, and LINES_MAX of them are kept."""
 WATCHERS_MAX = 64
 WATCHERS_BY_TENANT_MAX = 8
 TENANTS_WATCHERS_MAX = 32

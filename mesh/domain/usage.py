@@ -1,6 +1,6 @@
 """What was used of a deployment in an hour, for those who send bills."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from mesh.domain.energy import plus
@@ -62,17 +62,24 @@ class UsageBy(StrEnum):
     """Deployment and SLO class."""
 
 
-def summed(usages: Iterable[Usage], by: UsageBy) -> tuple[Usage, ...]:
+PLACE = ("hour_unix_s", "deployment", "tenant", "key_id", "slo_class")
+KEPT: Mapping[UsageBy | None, tuple[str, ...]] = {
+    UsageBy.DEPLOYMENT: ("deployment",),
+    UsageBy.HOUR: ("hour_unix_s",),
+    UsageBy.BOTH: ("hour_unix_s", "deployment"),
+    UsageBy.TENANT: ("tenant",),
+    UsageBy.KEY: ("tenant", "key_id"),
+    UsageBy.CLASS: ("deployment", "slo_class"),
+    None: PLACE,
+}
+"""Which parts of a usage's place are kept apart; it is summed over the others."""
+_ALL = Usage(hour_unix_s=0, deployment=DeploymentName(""))
+
+
+def summed(usages: Iterable[Usage], by: UsageBy | None) -> tuple[Usage, ...]:
     """In order of what they are by; the rest is summed over."""
     found: dict[tuple[int | str, ...], Usage] = {}
-    with_deployment = UsageBy.DEPLOYMENT, UsageBy.BOTH, UsageBy.CLASS
     for usage in usages:
-        one = Usage(
-            hour_unix_s=usage.hour_unix_s if by in (UsageBy.HOUR, UsageBy.BOTH) else 0,
-            deployment=DeploymentName(usage.deployment if by in with_deployment else ""),
-            tenant=usage.tenant if by in (UsageBy.TENANT, UsageBy.KEY) else "",
-            key_id=usage.key_id if by is UsageBy.KEY else "",
-            slo_class=usage.slo_class if by is UsageBy.CLASS else "",
-        )
+        one = replace(_ALL, **{name: getattr(usage, name) for name in KEPT[by]})
         found[one.place] = found.get(one.place, one).plus(usage)
     return tuple(found[place] for place in sorted(found))

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.core.controller.snapshot import Looking
 from mesh.core.front import TAKEOVER_S_MAX, FrontCore, look_of, ranked
+from mesh.domain.access import TenantName
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.energy import together
@@ -36,7 +37,7 @@ from mesh.domain.ids import (
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.request import Request
 from mesh.domain.text import TextAssets
-from mesh.domain.usage import Usage
+from mesh.domain.usage import Usage, UsageBy, summed
 from mesh.domain.values import replace
 from mesh.domain.views import (
     CellSnapshot,
@@ -454,18 +455,17 @@ class FrontCells:
         """The same, which is at hand, in one part."""
         return self.snapshot((yield))
 
-    async def usage(self, since_unix_s: float) -> Sequence[Usage]:
+    async def usage(
+        self, since_unix_s: float, by: UsageBy | None, tenant: TenantName | None
+    ) -> Sequence[Usage]:
         """That of all cells. Raises Unavailable where one is away."""
         request = pb.GetUsageRequest(since_unix_s=since_unix_s)
         answers = await asyncio.gather(
             *(link.asked("GetUsage", request) for link in self.links.values())
         )
-        summed: dict[tuple[int | str, ...], Usage] = {}
-        for answer in answers:
-            for one in (view_from_wire(usage, Usage) for usage in answer.usages):
-                known = summed.get(one.place)
-                summed[one.place] = one if known is None else known.plus(one)
-        return list(summed.values())
+        told = (view_from_wire(usage, Usage) for answer in answers for usage in answer.usages)
+        mine = (one for one in told if tenant is None or one.tenant == tenant)
+        return await asyncio.to_thread(summed, mine, by)
 
     def text(self, model_id: ModelId) -> TextAssets | None:
         """The text assets of a model, from a cell that has it; waits for it, in a thread. Raises

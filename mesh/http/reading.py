@@ -6,7 +6,7 @@ Before: the routes. After: the controller's `viewed`.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from mesh.domain.access import Caller
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
-from mesh.domain.usage import HOUR_S, UsageBy
+from mesh.domain.usage import HOUR_S, Usage, UsageBy
 from mesh.domain.views import ProfileView
 from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded, json_response
@@ -50,7 +50,9 @@ class Reads(Protocol):
 
     def trace(self, asks: Caller) -> Iterator[Plain]: ...
 
-    async def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain: ...
+    async def usage(
+        self, asks: Caller, since_unix_s: float, by: UsageBy | None
+    ) -> Sequence[Usage]: ...
 
     async def report(self, asks: Caller, since_s: float) -> CellReport: ...
 
@@ -98,7 +100,9 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
                 f"by={given[:_SHOWN_CHARS]!r} is nothing that usage is summed by",
                 hint=f"there are {', '.join(UsageBy)}",
             )
-        return json_response(await told().usage(caller(), time.time() - since_s, UsageBy(given)))
+        found = await told().usage(caller(), time.time() - since_s, UsageBy(given))
+        body = await asyncio.to_thread(_listed, map(plain, found))
+        return Response(body, media_type="application/json")
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
@@ -142,6 +146,9 @@ def _number(request: Request, name: str, otherwise: float, most: float) -> float
 
 
 def _trace(events: Iterator[Plain]) -> bytes:
-    """Event by event: within one call of json no other thread of the interpreter runs."""
-    begun = b'{"displayTimeUnit": "ms", "traceEvents": ['
-    return begun + b",".join(map(encoded, events)) + b"]}"
+    return b'{"displayTimeUnit": "ms", "traceEvents": %b}' % _listed(events)
+
+
+def _listed(entries: Iterator[Plain]) -> bytes:
+    """One by one: within one call of json no other thread of the interpreter runs."""
+    return b"[" + b",".join(map(encoded, entries)) + b"]"

@@ -2,19 +2,21 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mesh.controller import usage as usages
 from mesh.controller.keys import KeyBook
 from mesh.controller.usage import FILE_NAME, RETRY_S, UsageBook, UsageMeter
-from mesh.domain.access import NOBODY, Role
+from mesh.domain.access import NOBODY, Role, TenantName
 from mesh.domain.actions import DeliverTokens, RefuseRequest
 from mesh.domain.energy import Energy, EnergySource
-from mesh.domain.errors import StorageError
+from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import CancelRequested, InvokeRequested, NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import Heartbeat, NodeReport, TokensReport
@@ -165,18 +167,19 @@ class FullDisk(UsageBook):
         super().add(usages)
 
 
-def test_what_the_disk_does_not_take_is_kept_and_written_once(tmp_path: Path) -> None:
+async def test_what_the_disk_does_not_take_is_kept_and_written_once(tmp_path: Path) -> None:
     book = FullDisk(tmp_path)
     metered = Metered(book)
     for n in range(3):
         metered.call(f"r{n}")
         metered.tokens(f"r{n}", 2, FinishReason.STOP)
     wanted = (used(0, CHAT, 3, 9, 6, 0),)
-    assert (metered.meter.since(0.0), book.since(0.0)) == (wanted, ())
+    assert (await metered.meter.since(0.0), book.since(0.0)) == (wanted, ())
+    assert await metered.meter.since(0.0, UsageBy.HOUR, TenantName("a")) == ()
     book.full = False
     metered.unix_s += RETRY_S
     metered.meter.record(0.0, None, ())
-    assert metered.meter.since(0.0) == book.since(0.0) == wanted
+    assert await metered.meter.since(0.0) == book.since(0.0) == wanted
 
 
 def test_old_hours_go_and_a_file_that_is_none_is_an_error(tmp_path: Path, book: UsageBook) -> None:
@@ -228,3 +231,28 @@ def test_usages_are_summed_over_hours_or_deployments() -> None:
     by_hour = summed(usages, UsageBy.HOUR)
     assert [(u.deployment, u.requests, u.refused) for u in by_hour] == [("", 2, 1), ("", 2, 0)]
     assert len(summed(usages, UsageBy.BOTH)) == 3
+
+
+def test_the_file_sums_as_lists_are_summed_and_a_question_is_bounded(
+    book: UsageBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any thread, while the controller's loop writes."""
+    ones = [
+        replace(used(hour, name, 1, hour, 2, 3), tenant=tenant, key_id=tenant + "1", slo_class=slo)
+        for hour in range(3)
+        for name in ("a", "b")
+        for tenant in ("", "t")
+        for slo in ("", "tight")
+    ]
+    book.add([replace(one, energy_j=1.5 if one.deployment == "a" else None) for one in ones])
+    whole = book.since(0.0)
+    assert len(whole) == len(ones)
+    with ThreadPoolExecutor(1) as other:
+        for by in (None, *UsageBy):
+            for tenant in (None, TenantName("t")):
+                mine = [one for one in whole if tenant in (None, one.tenant)]
+                assert other.submit(book.since, 0.0, by, tenant).result() == summed(mine, by)
+    monkeypatch.setattr(usages, "ROWS_MAX", 23)
+    with pytest.raises(InvalidInput, match="more than 23 lines"):
+        book.since(0.0)
+    assert len(book.since(0.0, UsageBy.BOTH)) == 6
