@@ -1,5 +1,6 @@
 // One streamed chat: what is asked of /v1/chat/completions, and its events as they come.
 
+import { answered, events } from "./calls.js";
 import { headers } from "./session.js";
 
 export function bodyOf(model, { system, prompt, options }, turns) {
@@ -42,14 +43,9 @@ function parsed(what, text) {
 // { message, hint } for a refusal, and an AbortError when `signal` stops it.
 export async function stream(body, signal, told) {
   const began = performance.now();
-  const answer = await fetch("v1/chat/completions", {
-    method: "POST", signal,
-    headers: headers(),
-    body: JSON.stringify(body),
-  });
-  if (!answer.ok) throw (await answer.json()).error;
+  const answer = await answered("v1/chat/completions", { method: "POST", signal, headers: headers(), body: JSON.stringify(body) });
   told({ graceMs: Number(answer.headers.get("x-slo-grace-ms") ?? 0) });
-  for await (const { name, data } of events(answer.body)) {
+  for await (const { name, data } of events(answer.body, signal)) {
     if (name === "error") throw JSON.parse(data).error;
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
@@ -60,21 +56,5 @@ export async function stream(body, signal, told) {
     const { content, reasoning_content: thought, tool_calls: calls } = choice.delta;
     if (content || thought || calls) told({ text: content ?? "", thought: thought ?? "", calls: calls ?? [], atMs: at });
     if (choice.finish_reason) told({ finish: choice.finish_reason });
-  }
-}
-
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const lines = block.split("\n");
-      const field = (name) => lines.find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
-      yield { name: field("event") ?? "message", data: field("data") };
-    }
   }
 }

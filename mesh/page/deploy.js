@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 import { Badge, Fault, Notice, Table, Text } from "./parts.js";
-import { post } from "./post.js";
+import { post } from "./calls.js";
 import { address } from "./route.js";
 import { session } from "./session.js";
 import { count, fixed, mib, millis, percent, seconds } from "./words.js";

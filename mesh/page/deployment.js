@@ -2,7 +2,7 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { Line } from "./logs.js";
-import { post } from "./post.js";
+import { post } from "./calls.js";
 import { Badge, Fault, Loading, Notice, Table, Text } from "./parts.js";
 import { Profiles } from "./profile.js";
 import { address } from "./route.js";

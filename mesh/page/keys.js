@@ -2,8 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 import { Fault, Notice, Table, Text } from "./parts.js";
-import { post } from "./post.js";
-import { fetched } from "./requests.js";
+import { fetched, post } from "./calls.js";
 
 const PATH = "api/v1/keys";
 

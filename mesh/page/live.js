@@ -1,6 +1,8 @@
 // The cell as the controller tells it: the whole state once, then merge patches (RFC 7396), samples
 // and lines. Values are never changed in place, so that what is the same object has not changed.
 
+import { answered, events } from "./calls.js";
+
 const LINES_MAX = 2000;
 const SAMPLES_MAX = 900; // as many as the controller keeps
 const RETRY_MS = 2000;
@@ -10,12 +12,15 @@ export const live = {
   samples: {}, // columns by name, the oldest first
   lines: [], // { number, time_unix_s, kind, subject, text, deployment }, the oldest first
   heardMs: performance.now(), // when the controller was heard last
-  note: "", // why what is shown began anew, or nothing more was told, in the controller's words
+  note: "", // why what is shown began anew, in the controller's words
+  ended: "", // why nothing more was told, until something is
   error: null, // { status, message, hint }: why the controller refuses to show anything
 };
 const listeners = new Set();
 let drawing = false;
 let lines = 0; // how many were told
+let lastId = ""; // of the last event
+let hidden = false; // whether the events ended because the tab was hidden
 
 export function onChange(listener) {
   listeners.add(listener);
@@ -37,45 +42,56 @@ export function merged(target, patch) {
 }
 
 const TAKES = {
-  cell: ({ why, samples, ...state }) => Object.assign(live, { state, samples, lines: [], note: why && `Shown anew: ${why}` }),
+  cell: ({ why, samples, ...state }) => Object.assign(live, { state, samples, lines: [], note: why && !hidden && `Shown anew: ${why}` }),
   change: ({ patch, samples }) => {
     live.state = merged(live.state, patch);
     live.samples = appended(live.samples, samples);
   },
   line: (line) => { live.lines = [...live.lines.slice(1 - LINES_MAX), { ...line, number: ++lines }]; },
-  end: ({ why }) => { live.note = `Nothing more was told: ${why}`; },
+  end: () => {},
 };
 
+// Follows the cell's events until a key is wanted. A hidden tab follows none: browsers open six
+// connections to a host, all tabs together. Shown again it goes on after the last event.
 export async function follow() {
-  const source = (await early.source) ?? early.listen();
-  early.source = null;
-  early.take = ({ name, data }) => {
-    live.heardMs = performance.now();
-    live.error = null;
-    TAKES[name](data);
-    draw();
-  };
-  early.told.splice(0).forEach(early.take);
-  const closed = async () => {
-    if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
-    source.close();
-    live.error = await reason();
-    draw();
-    if (live.error?.status !== 401) setTimeout(follow, RETRY_MS);
-  };
-  source.onerror = closed;
-  closed(); // it may be so by now
+  for (;;) {
+    while (document.hidden) {
+      await new Promise((resolve) => addEventListener("visibilitychange", resolve, { once: true }));
+      live.heardMs = performance.now();
+    }
+    const leaving = new AbortController();
+    const { signal } = leaving;
+    addEventListener("visibilitychange", () => leaving.abort(), { signal });
+    try {
+      const answer = await ask(signal);
+      live.error = null;
+      for await (const { name, data, id } of events(answer.body, signal)) {
+        lastId = id ?? lastId;
+        take(name, JSON.parse(data));
+      }
+    } catch (error) {
+      live.error = error.status ? error : null; // where nobody answers, the silence says so
+      draw();
+      if (error.status === 401) return;
+    } finally {
+      hidden = signal.aborted;
+      leaving.abort();
+    }
+    if (!hidden) await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
 }
 
-async function reason() {
-  try {
-    const answer = await fetch("api/v1/events");
-    if (!answer.ok) return { status: answer.status, ...(await answer.json()).error };
-    await answer.body.cancel(); // there is room again
-    return null;
-  } catch {
-    return null; // nobody answers: the silence says so
-  }
+async function ask(signal) {
+  const asked = await early.events; // by early.js, once
+  early.events = null;
+  return asked?.ok ? asked : answered("api/v1/events", { headers: { "last-event-id": lastId }, signal });
+}
+
+function take(name, told) {
+  live.heardMs = performance.now();
+  live.ended = name === "end" ? `Nothing more was told: ${told.why}` : "";
+  TAKES[name](told);
+  draw();
 }
 
 function appended(columns, samples) {

@@ -88,6 +88,7 @@ class Later extends Component {
 
 function Connection({ silent }) {
   if (silent) return html`<${Notice} bad>controller silent for ${silentS().toFixed(0)} s, trying<//>`;
+  if (live.ended) return html`<${Notice}>${live.ended}.<//>`;
   return live.note ? html`<p class="notice" role="status">${live.note}. <button onClick=${() => { live.note = ""; dispatchEvent(new HashChangeEvent("hashchange")); }}>ok</button></p>` : null;
 }
 
@@ -100,7 +101,7 @@ function skip(event) {
 
 const place = document.getElementById("page");
 await whose(); // nothing where the controller is silent, which is shown
-if (session.role || !session.wants_keys) await follow();
+if (session.role || !session.wants_keys) follow();
 place.replaceChildren();
 render(html`<${Page} />`, place);
 const stop = onChange(() => {

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 import { Fault, Text } from "./parts.js";
-import { fetched } from "./requests.js";
+import { fetched } from "./calls.js";
 
 const [WIDE, HIGH, LEFT, BELOW] = [420, 210, 52, 34];
 

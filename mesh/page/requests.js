@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 import { Badge, Fault, Notice, Table, Text } from "./parts.js";
-import { post } from "./post.js";
+import { fetched, post } from "./calls.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
 import { clock, count, limit, seconds, span, tpotLimit } from "./words.js";
@@ -31,18 +31,6 @@ function usePolled(get, key) {
     ask();
     return () => { left = true; clearTimeout(timer); };
   }, [key]);
-  return told;
-}
-
-export async function fetched(path) {
-  let answer;
-  try {
-    answer = await fetch(path);
-  } catch {
-    throw { message: "the controller did not answer" };
-  }
-  const told = await answer.json();
-  if (!answer.ok) throw told.error;
   return told;
 }
 

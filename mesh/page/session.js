@@ -2,6 +2,7 @@
 // what changes something carries the session's token.
 
 import { html, useState } from "./vendor/preact-htm.js";
+import { post } from "./calls.js";
 import { Fault } from "./parts.js";
 import { clocks } from "./words.js";
 
@@ -28,16 +29,10 @@ export function SignIn({ onDone }) {
   const [error, setError] = useState(null);
   const send = async (event) => {
     event.preventDefault();
-    const key = new FormData(event.target).get("key").trim();
-    try {
-      const answer = await fetch(PATH, { method: "POST", headers: headers(), body: JSON.stringify({ key }) });
-      const told = await answer.json();
-      if (!answer.ok) return setError(told.error);
-      Object.assign(session, told);
-      onDone();
-    } catch (fault) {
-      setError({ message: `the controller did not answer: ${fault.message}` });
-    }
+    const told = await post(PATH, { key: new FormData(event.target).get("key").trim() });
+    if (told.error) return setError(told.error);
+    Object.assign(session, told);
+    onDone();
   };
   return html`<h1>Sign in</h1>
     <p>This cell wants a key: one of <code>mesh key create</code>. It is kept by the controller for this session alone.</p>

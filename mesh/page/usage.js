@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 import { Fault, Notice, Table, Text } from "./parts.js";
-import { fetched } from "./requests.js";
+import { fetched } from "./calls.js";
 import { ask } from "./route.js";
 import { count } from "./words.js";
 

@@ -716,6 +716,42 @@ def test_a_tab_too_many_is_told_so_and_comes_in_once_another_goes(
             page.get_by_role("heading", name="Cell").wait_for()
 
 
+def hide(page: Any, hidden: bool) -> None:
+    """As a browser says it to a tab behind others; a headless one shows all of them."""
+    page.evaluate(
+        """hidden => {
+          Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange", { bubbles: true })); }""",
+        hidden,
+    )
+
+
+def test_hidden_tabs_leave_room_for_others_and_go_on_where_they_were(page: Any, cell: Cell) -> None:
+    """A browser opens six connections to a host, all tabs together."""
+    asked: list[Any] = []
+    page.on("request", asked.append)
+    show(page, "#/logs?kind=node")
+    page.locator(".log").get_by_text("connected").wait_for()
+    with MeshClient(cell.address) as client:
+        (node,) = client.nodes()
+        hide(page, True)
+        for _ in range(7):
+            tab = page.context.new_page()
+            tab.goto(cell.url)
+            tab.locator(".card .is-ready").first.wait_for()
+            hide(tab, True)
+        hide(tab, False)
+        client.drain(node.node_id)
+        tab.get_by_text("draining", exact=True).wait_for()
+        client.drain(node.node_id, undo=True)
+    assert page.locator(".log").get_by_text("drain", exact=True).count() == 0, "it is not told"
+    hide(page, False)
+    page.locator(".log").get_by_text("drain", exact=True).wait_for()
+    page.locator(".log").get_by_text("connected").wait_for()
+    assert page.get_by_text("Shown anew").count() == 0
+    assert [one.headers.get("last-event-id") for one in asked if "/events" in one.url][-1]
+
+
 def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
     show(page, "#/deployments?sort=-served&filter=chat")
     page.get_by_role("columnheader", name="served").wait_for()
