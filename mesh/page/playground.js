@@ -13,7 +13,7 @@ const FRESH = { system: "", prompt: "", temperature: "", top_p: "", max_tokens: 
 export function Playground({ state, asked }) {
   const names = Object.keys(state.deployments).sort();
   const chosen = [asked.get("a") ?? names[0] ?? "", asked.get("b") ?? ""];
-  const shown = chosen.filter(Boolean);
+  const shown = [...new Set(chosen)].filter(Boolean);
   const [given, setGiven] = useState(() => ({ ...FRESH, ...kept().given }));
   const [turns, setTurns] = useState(() => kept().turns ?? {});
   const [running, setRunning] = useState(null); // an AbortController while an answer comes
@@ -65,7 +65,7 @@ export function Playground({ state, asked }) {
     <h1>Playground</h1>
     <div class="chosen">
       <${Choice} label="Deployment" names=${names} value=${chosen[0]} onChange=${(a) => ask({ a })} />
-      <${Choice} label="Beside it" names=${["", ...names]} value=${chosen[1]} onChange=${(b) => ask({ b })} />
+      <${Choice} label="Beside it" names=${["", ...names.filter((name) => name !== chosen[0])]} value=${chosen[1]} onChange=${(b) => ask({ b })} />
       <button onClick=${() => setTurns({})} disabled=${running}>new conversation</button>
     </div>
     <details><summary>System prompt, sampling, schema, tools</summary><div class="options">

@@ -311,6 +311,17 @@ def test_the_playground_streams_stops_and_measures(page: Any, cell: Cell) -> Non
     page.get_by_text("Tell me of the sea.").first.wait_for()
 
 
+def test_a_deployment_beside_itself_answers_once(page: Any, cell: Cell) -> None:
+    show(page, "#/try?a=chat&b=chat")
+    page.get_by_text("System prompt, sampling").click()
+    page.get_by_label("at most so many tokens").fill("4")
+    send(page, "Tell me of the sea.")
+    answers = page.get_by_label("Answers of chat")
+    answers.get_by_text("ended by").wait_for()
+    assert answers.locator(".said.user").count() == 1
+    assert page.get_by_label("Beside it").locator("option").all_inner_texts() == ["none", "chat-too"]
+
+
 def wait_for_none(page: Any, client: MeshClient) -> None:
     """A stopped answer gives its place back."""
     for _ in range(100):
