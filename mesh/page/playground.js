@@ -144,9 +144,12 @@ function joined(calls, { index, function: part }) {
   return [...calls.slice(0, index), whole, ...calls.slice(index + 1)];
 }
 
+// An answer that came when the page was left is stopped: leaving it ends the call.
 function kept() {
   try {
-    return JSON.parse(sessionStorage.getItem(KEPT)) ?? {};
+    const { given, turns = {} } = JSON.parse(sessionStorage.getItem(KEPT));
+    const left = (turn) => (turn.waiting ? { ...turn, waiting: false, stopped: true } : turn);
+    return { given, turns: Object.fromEntries(Object.entries(turns).map(([name, mine]) => [name, mine.map(left)])) };
   } catch {
     return {};
   }

@@ -319,7 +319,30 @@ def test_a_deployment_beside_itself_answers_once(page: Any, cell: Cell) -> None:
     answers = page.get_by_label("Answers of chat")
     answers.get_by_text("ended by").wait_for()
     assert answers.locator(".said.user").count() == 1
-    assert page.get_by_label("Beside it").locator("option").all_inner_texts() == ["none", "chat-too"]
+    beside = page.get_by_label("Beside it").locator("option")
+    assert beside.all_inner_texts() == ["none", "chat-too"]
+
+
+def test_an_answer_that_is_left_is_stopped(page: Any, cell: Cell) -> None:
+    """By a reload, and for another view."""
+    show(page, "#/try?a=chat")
+    page.get_by_text("System prompt, sampling").click()
+    page.get_by_label("at most so many tokens").fill("1500")
+    answers = page.get_by_label("Answers of chat")
+
+    def look_elsewhere() -> None:
+        show(page, "#/cell")
+        page.get_by_role("heading", name="Cell").wait_for()
+        show(page, "#/try?a=chat")
+
+    with MeshClient(cell.address) as client:
+        for number, left in enumerate((page.reload, look_elsewhere)):
+            send(page, "Count from one to a thousand.")
+            answers.get_by_text("answering").wait_for()
+            left()
+            answers.get_by_text("; stopped").nth(number).wait_for()
+            assert answers.get_by_text("answering").count() == 0
+            wait_for_none(page, client)
 
 
 def wait_for_none(page: Any, client: MeshClient) -> None:
