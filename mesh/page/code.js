@@ -2,6 +2,7 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { bodyOf, optionsOf } from "./chat.js";
+import { Copy } from "./parts.js";
 import { session } from "./session.js";
 
 const FORMS = {
@@ -31,7 +32,7 @@ export function AsCode({ name, given }) {
   return html`<details><summary>As code</summary>
     <p role="group" aria-label="Form">${Object.keys(FORMS).map((one) => html`
       <button aria-pressed=${one === form} onClick=${() => setForm(one)}>${one}</button>`)}
-      <button onClick=${() => navigator.clipboard?.writeText(text)}>copy</button></p>
+      <${Copy} text=${() => text} /></p>
     <pre class="code" tabindex="0">${text}</pre></details>`;
 }
 

@@ -1,7 +1,7 @@
 // Keys, for operators of a cell that wants them: listed, made (shown once) and revoked.
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
-import { Fault, Notice, Table, Text } from "./parts.js";
+import { Copy, Fault, Notice, Table, Text } from "./parts.js";
 import { fetched, post } from "./calls.js";
 
 const PATH = "api/v1/keys";
@@ -36,7 +36,7 @@ export function Keys() {
     </form>
     <${Fault} error=${error} />
     ${made && html`<${Notice}>The key <code>${made.key}</code> is shown this once: keep it now.
-      <button onClick=${() => navigator.clipboard.writeText(made.key)}>copy</button> <button onClick=${() => setMade(null)}>done</button><//>`}
+      <${Copy} text=${() => made.key} /> <button onClick=${() => setMade(null)}>done</button><//>`}
     ${keys && html`<${Table} label="Keys" columns=${columns(asking, setAsking, revoke)} rows=${keys.map((key) => ({ ...key }))} keyOf=${(key) => key.key_id} />`}`;
 }
 

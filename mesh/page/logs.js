@@ -1,7 +1,7 @@
 // What happened in the cell, live, as `mesh logs` has it: filtered, searched, paused, copied.
 
 import { html, useState } from "./vendor/preact-htm.js";
-import { Text } from "./parts.js";
+import { Copy, Text } from "./parts.js";
 import { ask } from "./route.js";
 import { session } from "./session.js";
 import { clock } from "./words.js";
@@ -12,15 +12,9 @@ const CHARS_MAX = 2000; // of one line; the rest is shown when it is opened
 
 export function Logs({ live, asked }) {
   const [held, setHeld] = useState(null); // the lines as they were when it was paused
-  const [copied, setCopied] = useState(false);
   const wanted = Object.fromEntries(["kind", "deployment", "node", "search"].map((name) => [name, asked.get(name) ?? ""]));
   const lines = (held ?? live.lines).filter((line) => fits(line, wanted, live.state));
   const shown = lines.slice(-SHOWN_MAX);
-  const copy = async () => {
-    await navigator.clipboard.writeText(shown.map(written).join("\n"));
-    setCopied(true);
-    setTimeout(() => setCopied(false), 2000);
-  };
   const choice = (name, all) => html`<label>${name} <select value=${wanted[name]} onChange=${(event) => ask({ [name]: event.target.value })}>
     ${["", ...all].map((one) => html`<option value=${one} selected=${one === wanted[name]}>${one || "all"}</option>`)}</select></label>`;
   return html`<h1>Logs</h1>
@@ -28,7 +22,7 @@ export function Logs({ live, asked }) {
       ${choice("kind", KINDS)} ${choice("deployment", Object.keys(live.state.deployments).sort())} ${Object.keys(live.state.nodes).length > 0 && choice("node", Object.keys(live.state.nodes).sort())}
       <label>search <input type="search" value=${wanted.search} onInput=${(event) => ask({ search: event.target.value })} /></label>
       <button aria-pressed=${held !== null} onClick=${() => setHeld(held ? null : live.lines)}>${held ? "go on" : "pause"}</button>
-      <button onClick=${copy}>${copied ? "copied" : "copy"}</button>
+      <${Copy} text=${() => shown.map(written).join("\n")} />
       <span class="dim" role="status">${shown.length} of ${(held ?? live.lines).length} lines${held ? `, paused; ${newer(held, live.lines)} newer` : ""}</span>
     </div>
     ${shown.length ? html`<ol class="lines log">${shown.map((line) => html`<${Line} key=${line.number} line=${line} />`).reverse()}</ol>`

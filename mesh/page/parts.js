@@ -1,6 +1,6 @@
 // What several views are made of: tables, badges, bars.
 
-import { html, Component } from "./vendor/preact-htm.js";
+import { html, Component, useState } from "./vendor/preact-htm.js";
 
 export const Badge = ({ state }) => html`<span class="badge is-${state}">${state}</span>`;
 
@@ -12,6 +12,26 @@ export const Notice = ({ children, bad = false }) =>
 export const Fault = ({ error }) =>
   error && html`<p class="notice bad" role="alert"><${Text}>${error.message}<//>
     ${error.hint && html`<br /><span class="dim">hint: <${Text}>${error.hint}<//></span>`}</p>`;
+
+// Copies what `text` gives. Browsers keep their clipboard's interface from pages over plain HTTP.
+export function Copy({ text }) {
+  const [said, setSaid] = useState("copy");
+  const copy = async () => {
+    const done = await navigator.clipboard?.writeText(text()).then(() => true, () => false) || copiedSelected(text());
+    setSaid(done ? "copied" : "not copied: select it, and press Ctrl+C");
+    setTimeout(() => setSaid("copy"), 2000);
+  };
+  return html`<button type="button" onClick=${copy}>${said}</button>`;
+}
+
+function copiedSelected(text) {
+  const area = Object.assign(document.createElement("textarea"), { value: text });
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  return done;
+}
 
 export const Share = ({ share, label }) => html`
   <progress max="1" value=${share} aria-label=${label}></progress> ${Math.round(100 * share)} %`;

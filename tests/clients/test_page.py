@@ -419,6 +419,21 @@ def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: C
     assert page.get_by_label("search").input_value() == "brief-log"
 
 
+def test_lines_are_copied_where_a_browser_hides_its_clipboard_too(page: Any, cell: Cell) -> None:
+    """As it does from a page over plain HTTP that is not of localhost."""
+    for kind, clipboard in (("node", "navigator.clipboard"), ("deployment", "undefined")):
+        show(page, f"#/logs?kind={kind}")
+        line = page.locator(".log li").filter(has_text=kind).first.locator("b").inner_text()
+        page.evaluate(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }})")
+        page.get_by_role("button", name="copy").click()
+        page.get_by_role("button", name="copied").wait_for()
+        show(page, "#/try?a=chat")
+        prompt = page.get_by_label("Prompt", exact=True)
+        prompt.fill("")
+        prompt.press("Control+V")
+        assert f" {kind} {line} " in prompt.input_value()
+
+
 def test_a_deployment_is_copied_asked_about_deployed_replayed_and_saved(
     page: Any, cell: Cell, pictures: Path
 ) -> None:
