@@ -17,6 +17,8 @@ export async function answered(path, how) {
 
 export const fetched = async (path) => (await answered(path)).json();
 
+export const manifestOf = async (name) => (await answered(`api/v1/manifest?name=${encodeURIComponent(name)}`)).text();
+
 export async function post(path, body) {
   try {
     return await (await answered(path, { method: "POST", headers: headers(), body: JSON.stringify(body) })).json();

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 import { Badge, Fault, Notice, Table, Text } from "./parts.js";
-import { post } from "./calls.js";
+import { manifestOf, post } from "./calls.js";
 import { address } from "./route.js";
 import { session } from "./session.js";
 import { count, fixed, mib, millis, percent, seconds } from "./words.js";
@@ -25,10 +25,9 @@ export function Deploy({ asked }) {
   const [busy, setBusy] = useState("");
   useEffect(() => {
     if (!from) return;
-    fetch(`api/v1/manifest?name=${encodeURIComponent(from)}`).then(async (answer) => {
-      if (!answer.ok) return setSaid({ error: (await answer.json()).error });
-      setText((await answer.text()).replace(`name: ${from}`, `name: ${from}-copy`));
-    }).catch((fault) => setSaid({ error: { message: `the controller did not answer: ${fault.message}` } }));
+    // The first name is the deployment's; YAML quotes some, such as 405.
+    const renamed = (manifest) => manifest.replace(/^  name: .*$/m, `  name: ${JSON.stringify(`${from}-copy`)}`);
+    manifestOf(from).then((manifest) => setText(renamed(manifest)), (error) => setSaid({ error }));
   }, [from]);
   const load = async (event) => {
     const [chosen] = event.target.files;

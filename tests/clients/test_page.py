@@ -469,6 +469,20 @@ def test_a_deployment_is_copied_asked_about_deployed_replayed_and_saved(
         client.delete(DeploymentName("chat-copy"))
 
 
+def test_a_deployment_whose_name_yaml_quotes_is_copied_under_another(page: Any, cell: Cell) -> None:
+    with MeshClient(cell.address) as client:
+        for name in ("405", "on"):
+            client.deploy(spec_of(cell, name))
+            show(page, f"#/deploy?from={name}")
+            manifest = page.get_by_role("textbox", name="Manifests")
+            playwright.expect(manifest).to_have_value(re.compile(f"name: .?{name}-copy"))
+            page.get_by_role("button", name="deploy", exact=True).click()
+            became = page.get_by_role("region", name=f"What became of {name}-copy")
+            became.get_by_role("link").wait_for()
+            for each in (name, f"{name}-copy"):
+                client.delete(DeploymentName(each))
+
+
 def test_overload_is_refused_where_it_was_asked(page: Any, cell: Cell) -> None:
     slo = Slo(ttft_s=1.0, ttft_tokens_per_s=1e6, tpot_s=1.0)
     enough, numbers = threading.Event(), count()
