@@ -2,8 +2,8 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { Line } from "./logs.js";
-import { post } from "./calls.js";
-import { Badge, Fault, Loading, Notice, Table, Text } from "./parts.js";
+import { manifestOf, post } from "./calls.js";
+import { Badge, Fault, Loading, Notice, Table, Text, useAsked } from "./parts.js";
 import { Profiles } from "./profile.js";
 import { address } from "./route.js";
 import { session } from "./session.js";
@@ -40,8 +40,13 @@ export function Deployment({ live, name }) {
     <h2>Events</h2>
     ${lines.length ? html`<ol class="lines">${lines.slice(-50).map((line) => html`<${Line} key=${line.number} line=${line} />`)}</ol>`
       : html`<p class="dim">None of late.</p>`}
-    <h2>Manifest</h2>
-    <pre class="code" tabindex="0">${JSON.stringify(spec, null, 2)}</pre>`;
+    <${Manifest} name=${name} spec=${spec} />`;
+}
+
+function Manifest({ name, spec }) {
+  const { value, error } = useAsked(() => manifestOf(name), [name, spec]);
+  return html`<h2>Manifest</h2><${Fault} error=${error} />
+    ${value && html`<pre class="code" tabindex="0"><${Text}>${value}<//></pre>`}`;
 }
 
 const Pair = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;

@@ -1,6 +1,6 @@
 // What several views are made of: tables, badges, bars.
 
-import { html, Component, useState } from "./vendor/preact-htm.js";
+import { html, Component, useEffect, useState } from "./vendor/preact-htm.js";
 
 export const Badge = ({ state }) => html`<span class="badge is-${state}">${state}</span>`;
 
@@ -31,6 +31,17 @@ function copiedSelected(text) {
   const done = document.execCommand("copy");
   area.remove();
   return done;
+}
+
+// What `get` gives, as { value } or { error }; asked for anew when one of `keys` changes.
+export function useAsked(get, keys) {
+  const [told, setTold] = useState({});
+  useEffect(() => {
+    let left = false;
+    get().then((value) => left || setTold({ value }), (error) => left || setTold({ error }));
+    return () => { left = true; };
+  }, keys);
+  return told;
 }
 
 export const Share = ({ share, label }) => html`

@@ -1,22 +1,16 @@
 // The iteration times of a deployment's model, as `mesh profile` knows them, by kind of node.
 
-import { html, useEffect, useState } from "./vendor/preact-htm.js";
-import { Fault, Text } from "./parts.js";
+import { html } from "./vendor/preact-htm.js";
+import { Fault, Text, useAsked } from "./parts.js";
 import { fetched } from "./calls.js";
 
 const [WIDE, HIGH, LEFT, BELOW] = [420, 210, 52, 34];
 
 export function Profiles({ name, loaded }) {
-  const [told, setTold] = useState({});
-  useEffect(() => {
-    let left = false;
-    fetched(`api/v1/deployments/${encodeURIComponent(name)}/profiles`)
-      .then((views) => left || setTold({ views }), (error) => left || setTold({ error }));
-    return () => { left = true; };
-  }, [name, loaded]);
+  const told = useAsked(() => fetched(`api/v1/deployments/${encodeURIComponent(name)}/profiles`), [name, loaded]);
   return html`<h2>Profile</h2><${Fault} error=${told.error} />
-    ${told.views && !told.views.length && html`<p class="dim">No iteration time of its model is known yet.</p>`}
-    ${told.views?.map(({ profile, nodes }) => html`<section>
+    ${told.value && !told.value.length && html`<p class="dim">No iteration time of its model is known yet.</p>`}
+    ${told.value?.map(({ profile, nodes }) => html`<section>
       <p class="dim"><${Text}>${profile.hardware}<//>, ${profile.cores} cores, ${profile.scaled_from ? html`estimated from <${Text}>${profile.scaled_from}<//>` : "measured"}${nodes.length ? `; holds for ${nodes.join(", ")}` : ""}</p>
       <div class="charts">
         <${Times} title="prefill, one iteration" grid=${profile.prefill} rows="prompt tokens" columns="past tokens" />

@@ -1,7 +1,7 @@
 // What was used, as `mesh usage` has it: by deployment, hour, tenant or key.
 
-import { html, useEffect, useState } from "./vendor/preact-htm.js";
-import { Fault, Notice, Table, Text } from "./parts.js";
+import { html } from "./vendor/preact-htm.js";
+import { Fault, Notice, Table, Text, useAsked } from "./parts.js";
 import { fetched } from "./calls.js";
 import { ask } from "./route.js";
 import { count } from "./words.js";
@@ -13,20 +13,15 @@ const HOURS = { 1: "the last hour", 24: "a day", 168: "a week", 720: "30 days" }
 export function Usage({ asked }) {
   const by = asked.get("by") ?? BY[0];
   const hours = asked.get("since_h") ?? "24";
-  const [told, setTold] = useState({});
-  const query = new URLSearchParams({ by, since_s: 3600 * hours }).toString();
-  useEffect(() => {
-    let left = false;
-    fetched(`api/v1/usage?${query}`).then((rows) => left || setTold({ rows, by }), (error) => left || setTold({ error }));
-    return () => { left = true; };
-  }, [query]);
+  const query = new URLSearchParams({ by, since_s: 3600 * hours });
+  const { value: told, error } = useAsked(async () => ({ by, rows: await fetched(`api/v1/usage?${query}`) }), [by, hours]);
   const choice = (label, name, value, all) => html`<label>${label} <select value=${value} onChange=${(event) => ask({ [name]: event.target.value })}>
     ${Object.entries(all).map(([one, title]) => html`<option value=${one} selected=${one === value}>${title}</option>`)}</select></label>`;
   return html`<h1>Usage</h1>
     <div class="chosen">${choice("by", "by", by, Object.fromEntries(BY.map((one) => [one, NAMES[one] ?? one])))}
       ${choice("within", "since_h", hours, HOURS)}</div>
-    <${Fault} error=${told.error} />
-    ${told.rows && (told.rows.length
+    <${Fault} error=${error} />
+    ${told && (told.rows.length
       ? html`<${Table} label="Usage" columns=${[...COLUMNS[told.by], ...COUNTS]} rows=${told.rows} keyOf=${(u) => `${u.hour_unix_s} ${u.deployment} ${u.tenant} ${u.key_id} ${u.slo_class}`} />`
       : html`<${Notice}>Nothing was used in that time.<//>`)}`;
 }

@@ -282,7 +282,7 @@ def test_a_deployment_is_scaled_loaded_and_refused_in_words(page: Any, cell: Cel
         1500
     )  # The page is brought up to date once a second, and keeps what was typed.
     page.get_by_role("button", name="scale").click()
-    page.get_by_text('"keep_alive_s": 45').wait_for()
+    page.get_by_text("keep_alive_s: 45").wait_for()
     page.get_by_role("button", name="undo rollout").click()
     page.get_by_role("alert").wait_for()
     page.get_by_role("button", name="load", exact=True).click()
@@ -531,9 +531,9 @@ def test_a_drain_and_a_rollout_are_shown_as_they_happen(page: Any, cell: Cell) -
         show(page, "#/deployments/chat-too")
         client.deploy(replace(spec_of(cell, "chat-too"), context_tokens_max=1024))
         page.get_by_role("region", name="Revisions").get_by_role("cell", name="2").wait_for()
-        page.get_by_text('"context_tokens_max": 1024').wait_for(timeout=1e3 * READY_S_MAX)
+        page.get_by_text("context_tokens_max: 1024").wait_for(timeout=1e3 * READY_S_MAX)
         page.get_by_role("button", name="undo rollout").click()
-        page.get_by_text('"context_tokens_max": 1024').wait_for(
+        page.get_by_text("context_tokens_max: 1024").wait_for(
             state="detached", timeout=1e3 * READY_S_MAX
         )
 
