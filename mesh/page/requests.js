@@ -1,6 +1,6 @@
 // Requests: what is open, with a button to cancel; the last minutes as a timeline; one story whole.
 
-import { html, useEffect, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useMemo, useState } from "./vendor/preact-htm.js";
 import { Badge, Fault, Notice, Table, Text } from "./parts.js";
 import { fetched, post } from "./calls.js";
 import { address, ask } from "./route.js";
@@ -105,9 +105,13 @@ const ROW_PX = 18;
 const LANES_MAX = 12;
 
 // A lane each for the queue, and for each instance by node: bars that overlap are drawn below each other.
-function lanes(told, only) {
+function lanes({ told, only, from }) {
   const found = new Map();
-  const add = (place, bar) => found.set(place, [...(found.get(place) ?? []), bar]);
+  const add = (place, bar) => {
+    if ((bar.ended_unix_s ?? told.time_unix_s) <= from) return;
+    if (!found.has(place)) found.set(place, []);
+    found.get(place).push(bar);
+  };
   for (const call of [...told.ended, ...told.open]) {
     if (only && call.deployment !== only) continue;
     call.spans.forEach((part, n) => {
@@ -133,17 +137,19 @@ function stacked(bars, nowS) {
   });
 }
 
-function Timeline({ told, only, spanS }) {
+// Drawn when calls were asked for anew, not with each event of the cell.
+const Timeline = (given) => useMemo(() => timeline(given), Object.values(given));
+
+function timeline({ told, only, spanS }) {
   const from = told.time_unix_s - spanS;
   const at = (unixS) => Math.max(0, Math.min(100, (100 * (unixS - from)) / spanS));
-  const all = lanes(told, only).map(([place, bars]) => [place, bars.filter((bar) => (bar.ended_unix_s ?? told.time_unix_s) > from)]);
+  const all = lanes({ told, only, from });
   const names = [...new Set([...told.ended, ...told.open].map((call) => call.deployment))].sort();
-  if (!all.length) return html`<p class="dim">No request within ${told.window_s / 60} minutes.</p>`;
   return html`
     <ul class="legend">${Object.entries(KINDS).map(([kind, letter]) => html`<li><b class="span-${kind}">${letter}</b> ${kind}</li>`)}
       <li><b class="late">!</b> late token</li><li><b class="end">|</b> end</li></ul>
     ${names.length > 1 && html`<p>Only ${names.map((name) => html`<a class="button" href=${address("requests", "", { filter: name === only ? "" : name, span_s: spanS })} aria-current=${name === only}><${Text}>${name}<//></a> `)}</p>`}
-    <div class="timeline" role="region" aria-label="Timeline" tabindex="0">
+    ${!all.length ? html`<p class="dim">No request within ${span(spanS)}.</p>` : html`<div class="timeline" role="region" aria-label="Timeline" tabindex="0">
       <p class="lane-times"><span>${clock(from)}</span><span>${clock(from + spanS / 2)}</span><span>${clock(told.time_unix_s)}</span></p>
       ${all.map(([place, bars]) => {
         const rows = stacked(bars, told.time_unix_s);
@@ -159,7 +165,7 @@ function Timeline({ told, only, spanS }) {
             : html`<span class="span-load" style=${place} title=${title}>${KINDS.load}</span>`, ...marks];
         })}</div></div>`;
       })}
-    </div>`;
+    </div>`}`;
 }
 
 export function OneRequest({ name, state }) {

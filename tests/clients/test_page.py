@@ -1042,7 +1042,7 @@ def test_tenants_do_not_see_each_other_and_an_operator_sees_a_killed_node(
             show(page, "#/usage")
             page.get_by_text("Nothing was used in that time.").wait_for()
             show(page, "#/requests")
-            page.get_by_text("No request within 5 minutes.").wait_for()
+            page.get_by_text("No request within 5 min.").wait_for()
             looked_at(page, "tenant-requests", pictures)
             show(page, "#/logs")
             page.get_by_text("Nothing has happened to your deployments of late.").wait_for()
