@@ -47,7 +47,7 @@ function timelineOf() {
   };
 }
 
-const endOf = (call) => Math.max(...call.spans.map((part) => part.ended_unix_s ?? Infinity));
+const endOf = (call) => call.ended_unix_s ?? Math.max(...call.spans.map((part) => part.ended_unix_s ?? Infinity));
 
 export function Requests({ asked }) {
   const [get] = useState(timelineOf);
