@@ -55,15 +55,18 @@ export function Requests({ asked }) {
   const [said, setSaid] = useState({});
   const cancel = async (id) => setSaid(await post(`${PATH}/${encodeURIComponent(id)}/cancel`, {}));
   const only = asked.get("filter") ?? "";
+  const fits = (call) => !only || call.deployment === only;
+  const [open, ended] = [value?.open.filter(fits), value?.ended.filter(fits)];
+  const of = only && html` of <${Text}>${only}<//>`;
   const spanS = SPANS_S.find((one) => one === Number(asked.get("span_s"))) ?? SPANS_S[0];
   return html`<h1>Requests</h1>
     <${Fault} error=${error} />
     ${said.message && html`<${Notice}><${Text}>${said.message}<//><//>`}<${Fault} error=${said.error} />
     ${!value ? html`<${Notice}>Loading …<//>` : html`
-      <h2>Queued and running: ${count(value.open_count)}</h2>
-      ${value.open.length ? html`<${Table} label="Open requests" columns=${columns(session.journal ? null : cancel)} rows=${value.open} keyOf=${(r) => r.request_id} />`
-        : html`<p class="dim">Nobody waits for an answer.</p>`}
-      ${value.open_count > value.open.length && html`<p class="dim">The oldest ${value.open.length} are shown.</p>`}
+      <h2>Queued and running: ${count(value.open_count)}${only && html`, ${count(open.length)}${of}`}</h2>
+      ${open.length ? html`<${Table} label="Open requests" columns=${columns(session.journal ? null : cancel)} rows=${open} keyOf=${(r) => r.request_id} />`
+        : html`<p class="dim">Nobody waits for an answer${of}.</p>`}
+      ${value.open_count > value.open.length && html`<p class="dim">Only the oldest ${value.open.length} are ${only ? "looked through" : "shown"}.</p>`}
       <h2>The last ${value.window_s / 60} minutes</h2>
       <p><a class="button" href="api/v1/trace" download="mesh-trace.json">Chrome trace</a>
         <span class="dim"> for ui.perfetto.dev or chrome://tracing</span></p>
@@ -71,8 +74,8 @@ export function Requests({ asked }) {
         <button aria-pressed=${one === spanS} onClick=${() => ask({ span_s: one })}>${span(one)}</button> `)}</p>
       <${Timeline} told=${value} only=${only} spanS=${spanS} />
       <h2>Ended lately</h2>
-      ${value.ended.length ? html`<${Table} label="Ended requests" columns=${ENDED} rows=${value.ended.slice(-ENDED_LISTED).reverse()} keyOf=${(r) => r.request_id} />`
-        : html`<p class="dim">None within ${value.window_s / 60} minutes.</p>`}`}`;
+      ${ended.length ? html`<${Table} label="Ended requests" columns=${ENDED} rows=${ended.slice(-ENDED_LISTED).reverse()} keyOf=${(r) => r.request_id} />`
+        : html`<p class="dim">None within ${value.window_s / 60} minutes${of}.</p>`}`}`;
 }
 
 const link = (r) => html`<a href=${address("requests", r.request_id)}>${r.request_id}</a>`;

@@ -362,6 +362,10 @@ def test_a_request_is_seen_told_whole_and_cancelled(page: Any, cell: Cell, pictu
         page.get_by_role("region", name="Timeline").get_by_text("d", exact=True).last.wait_for()
         link = page.get_by_role("region", name="Open requests").get_by_role("link").first
         name = link.inner_text()
+        show(page, "#/requests?filter=nobody")
+        page.get_by_text("Nobody waits for an answer of nobody.").wait_for()
+        page.get_by_text("None within 5 minutes of nobody.").wait_for()
+        show(page, "#/requests?filter=chat")
         link.click()
         page.get_by_text("first token after").wait_for()
         page.get_by_text("to chat-").first.wait_for()
