@@ -5,6 +5,7 @@ import { answered, events } from "./calls.js";
 
 const LINES_MAX = 2000;
 const SAMPLES_MAX = 900; // as many as the controller keeps
+const PLACES_MAX = 4000;
 const RETRY_MS = 2000;
 
 export const live = {
@@ -16,6 +17,7 @@ export const live = {
   ended: "", // why nothing more was told, until something is
   error: null, // { status, message, hint }: why the controller refuses to show anything
 };
+export const places = new Map(); // the node of each instance that is or was there, by its id
 const listeners = new Set();
 let drawing = false;
 let lines = 0; // how many were told
@@ -42,8 +44,12 @@ export function merged(target, patch) {
 }
 
 const TAKES = {
-  cell: ({ why, samples, ...state }) => Object.assign(live, { state, samples, lines: [], note: why && !hidden && `Shown anew: ${why}` }),
+  cell: ({ why, samples, ...state }) => {
+    placed(state.instances);
+    Object.assign(live, { state, samples, lines: [], note: why && !hidden && `Shown anew: ${why}` });
+  },
   change: ({ patch, samples }) => {
+    placed(patch.instances);
     live.state = merged(live.state, patch);
     live.samples = appended(live.samples, samples);
   },
@@ -92,6 +98,11 @@ function take(name, told) {
   live.ended = name === "end" ? `Nothing more was told: ${told.why}` : "";
   TAKES[name](told);
   draw();
+}
+
+function placed(instances) {
+  for (const [id, one] of Object.entries(instances ?? {})) if (one?.node_id) places.set(id, one.node_id);
+  for (const id of [...places.keys()].slice(0, -PLACES_MAX)) places.delete(id);
 }
 
 function appended(columns, samples) {

@@ -1,6 +1,7 @@
 // What happened in the cell, live, as `mesh logs` has it: filtered, searched, paused, copied.
 
 import { html, useState } from "./vendor/preact-htm.js";
+import { places } from "./live.js";
 import { Copy, Text } from "./parts.js";
 import { ask } from "./route.js";
 import { session } from "./session.js";
@@ -13,7 +14,7 @@ const CHARS_MAX = 2000; // of one line; the rest is shown when it is opened
 export function Logs({ live, asked }) {
   const [held, setHeld] = useState(null); // the lines as they were when it was paused
   const wanted = Object.fromEntries(["kind", "deployment", "node", "search"].map((name) => [name, asked.get(name) ?? ""]));
-  const lines = (held ?? live.lines).filter((line) => fits(line, wanted, live.state));
+  const lines = (held ?? live.lines).filter((line) => fits(line, wanted));
   const shown = lines.slice(-SHOWN_MAX);
   const choice = (name, all) => html`<label>${name} <select value=${wanted[name]} onChange=${(event) => ask({ [name]: event.target.value })}>
     ${["", ...all].map((one) => html`<option value=${one} selected=${one === wanted[name]}>${one || "all"}</option>`)}</select></label>`;
@@ -40,10 +41,10 @@ export function Line({ line }) {
 }
 
 // A line is of the deployment that it is about, and of the node that it is about, by its instance, or names.
-function fits(line, { kind, deployment, node, search }, { instances }) {
+function fits(line, { kind, deployment, node, search }) {
   if (kind && line.kind !== kind) return false;
   if (deployment && line.deployment !== deployment) return false;
-  if (node && ![line.subject, instances[line.subject]?.node_id].includes(node) && !named(line.text, node)) return false;
+  if (node && ![line.subject, places.get(line.subject)].includes(node) && !named(line.text, node)) return false;
   return !search || written(line).toLowerCase().includes(search.toLowerCase());
 }
 

@@ -289,6 +289,10 @@ def test_a_deployment_is_scaled_loaded_and_refused_in_words(page: Any, cell: Cel
     page.get_by_role("cell", name="ready").wait_for()
     page.get_by_role("button", name="unload").click()
     page.get_by_text("None is loaded").wait_for()
+    with MeshClient(cell.address) as client:
+        (node,) = client.nodes()
+    show(page, f"#/logs?kind=instance&node={node.node_id}&search=chat-too")
+    page.locator(".log").get_by_text("gone", exact=True).wait_for()
 
 
 def test_the_playground_streams_stops_and_measures(page: Any, cell: Cell) -> None:
