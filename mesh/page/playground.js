@@ -5,7 +5,7 @@ import { bodyOf, optionsOf, stream } from "./chat.js";
 import { AsCode } from "./code.js";
 import { Fault, Loading, Notice, Share, Text } from "./parts.js";
 import { ask } from "./route.js";
-import { limit, millis, seconds } from "./words.js";
+import { count, limit, millis, seconds, tpotLimit } from "./words.js";
 
 const KEPT = "mesh.playground";
 const FRESH = { system: "", prompt: "", temperature: "", top_p: "", max_tokens: "256", seed: "", stop: "", schema: "", tools: "" };
@@ -110,18 +110,18 @@ function Answers({ name, state, turns }) {
   </section>`;
 }
 
-function Waiting({ name, deployment, state }) {
+function Waiting({ name, deployment: { phase, share, queued }, state }) {
   const loading = Object.values(state.instances).find((i) => i.deployment === name && i.state === "loading");
-  const { phase, share } = deployment;
-  return html`<p class="dim" role="status">waits${loading ? html`: <${Loading} instance=${loading} />` : phase ? html`: ${phase} <${Share} share=${share} label=${phase} />` : " for its first token"}</p>`;
+  return html`<p class="dim" role="status">waits${queued > 0 && `, one of ${count(queued)} queued`}${loading ? html`: <${Loading} instance=${loading} />` : phase ? html`: ${phase} <${Share} share=${share} label=${phase} />` : " for its first token"}</p>`;
 }
 
 function Measured({ turn, slo }) {
   if (turn.firstMs === undefined) return turn.stopped ? html`<p class="dim">stopped before the first token</p>` : null;
   const more = (turn.usage?.completion_tokens ?? turn.pieces) - 1;
   const tpot = more > 0 ? (turn.lastMs - turn.firstMs) / 1000 / more : null;
-  return html`<p class="dim">TTFT ${seconds(turn.firstMs / 1000)} (SLO ${limit(slo.ttft_s)}${turn.graceMs ? `, and ${turn.graceMs} ms of grace for a load` : ""}),
-    TPOT ${millis(tpot)} (SLO ${millis(slo.tpot_s)})${turn.usage ? `; ${turn.usage.prompt_tokens} + ${turn.usage.completion_tokens} tokens` : ""}; ${turn.stopped ? "stopped" : turn.finish ? `ended by ${turn.finish}` : turn.waiting ? "answering" : "not finished"}</p>`;
+  const due = turn.usage ? limit(Math.max(slo.ttft_s, turn.usage.prompt_tokens / slo.ttft_tokens_per_s)) : `${limit(slo.ttft_s)} or more`;
+  return html`<p class="dim">TTFT ${seconds(turn.firstMs / 1000)} (SLO ${due}${turn.graceMs ? `, and ${turn.graceMs} ms of grace for a load` : ""}),
+    TPOT ${millis(tpot)} (SLO ${tpotLimit({ slo })})${turn.usage ? `; ${turn.usage.prompt_tokens} + ${turn.usage.completion_tokens} tokens` : ""}; ${turn.stopped ? "stopped" : turn.finish ? `ended by ${turn.finish}` : turn.waiting ? "answering" : "not finished"}</p>`;
 }
 
 function added(turn, told) {

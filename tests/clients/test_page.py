@@ -327,6 +327,24 @@ def test_a_deployment_beside_itself_answers_once(page: Any, cell: Cell) -> None:
     assert beside.all_inner_texts() == ["none", "chat-too"]
 
 
+def test_a_long_prompt_has_a_later_limit_and_a_queue_is_told(page: Any, cell: Cell) -> None:
+    slo = Slo(ttft_s=10.0, ttft_tokens_per_s=0.5, tpot_s=5.0)
+    with MeshClient(cell.address) as client:
+        client.deploy(replace(spec_of(cell, "slow"), slo=slo))
+        show(page, "#/try?a=slow")
+        page.get_by_text("System prompt, sampling").click()
+        page.get_by_label("at most so many tokens").fill("4")
+        send(page, "Tell me of the sea.")
+        answers = page.get_by_label("Answers of slow")
+        answers.get_by_text("waits, one of 1 queued: ").wait_for()
+        measured = answers.get_by_text("ended by")
+        measured.wait_for(timeout=1e3 * READY_S_MAX)
+        tokens = re.search(r"; ([0-9]+) \+ 4 tokens", measured.inner_text())
+        assert tokens
+        assert f"(SLO {2 * int(tokens[1])} s" in measured.inner_text()
+        client.delete(DeploymentName("slow"))
+
+
 def test_an_answer_that_is_left_is_stopped(page: Any, cell: Cell) -> None:
     """By a reload, and for another view."""
     show(page, "#/try?a=chat")
