@@ -3,10 +3,11 @@
 import { answered, events } from "./calls.js";
 import { headers } from "./session.js";
 
-export function bodyOf(model, { system, prompt, options }, turns) {
+// Earlier turns that were not answered to their end are left out.
+export function bodyOf(model, { system, prompt, options }, turns = []) {
   const messages = [
     ...(system ? [{ role: "system", content: system }] : []),
-    ...turns.flatMap((turn) => [
+    ...turns.filter((turn) => turn.finish).flatMap((turn) => [
       { role: "user", content: turn.prompt },
       { role: "assistant", content: turn.text },
     ]),

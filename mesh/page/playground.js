@@ -42,7 +42,7 @@ export function Playground({ state, asked }) {
     const abort = new AbortController();
     setRunning(abort);
     const answered = await Promise.all(shown.map(async (name) => {
-      const earlier = (latest.current[name] ?? []).filter((turn) => turn.finish);
+      const earlier = latest.current[name];
       const turn = { prompt: given.prompt, text: "", thought: "", calls: [], waiting: true };
       setTurns((all) => ({ ...all, [name]: [...(all[name] ?? []), turn] }));
       try {
@@ -87,7 +87,7 @@ export function Playground({ state, asked }) {
       ${running ? html`<button type="button" class="bad" onClick=${() => running.abort()}>stop</button>`
         : html`<button class="first">send <span class="dim">Ctrl+Enter</span></button>`}
     </form>
-    <${AsCode} name=${shown[0]} given=${given} />`;
+    <${AsCode} names=${shown} given=${given} turns=${turns} />`;
 }
 
 const Choice = ({ label, names, value, onChange }) => html`<label>${label}

@@ -5,11 +5,13 @@ be said, too, and no other host may be asked; in every view axe-core finds nothi
 narrow and wide. MESH_PAGE_PICTURES names a folder for pictures of all of them.
 """
 
+import ast
 import json
 import os
 import re
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -343,6 +345,57 @@ def test_a_long_prompt_has_a_later_limit_and_a_queue_is_told(page: Any, cell: Ce
         assert tokens
         assert f"(SLO {2 * int(tokens[1])} s" in measured.inner_text()
         client.delete(DeploymentName("slow"))
+
+
+def test_a_call_as_code_is_the_call(page: Any, cell: Cell) -> None:
+    """With all that is set, the earlier turns, and for both deployments."""
+    show(page, "#/try?a=chat&b=chat-too")
+    page.get_by_text("System prompt, sampling").click()
+    given = {
+        "system prompt": "It's brief.",
+        "temperature": "0.5",
+        "top p": "0.9",
+        "at most so many tokens": "16",
+        "seed": "7",
+        "stop strings": "full stop\nx'y",
+        "JSON schema": json.dumps({"const": "it's"}),
+    }
+    for label, value in given.items():
+        page.get_by_label(label).fill(value)
+    send(page, "Say it.")
+    page.get_by_text("ended by").nth(1).wait_for(timeout=1e3 * READY_S_MAX)
+    page.get_by_label("Prompt", exact=True).fill("-once 'more'")
+    page.get_by_text("As code").click()
+    texts = {}
+    for form, mark in (("curl", "curl"), ("Python", "import"), ("mesh invoke", "mesh invoke")):
+        page.get_by_role("button", name=form, exact=True).click()
+        page.locator("pre.code", has_text=mark).wait_for()
+        texts[form] = page.locator("pre.code").inner_text()
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda asked: sent.append(asked.post_data_json))
+    page.get_by_role("button", name="send").click()
+    page.get_by_text("ended by").nth(3).wait_for()
+    bodies = [one for one in sent if one and "messages" in one]
+    assert [one["model"] for one in bodies] == ["chat", "chat-too"]
+    assert [one["role"] for one in bodies[0]["messages"]] == [
+        *("system", "user", "assistant", "user"),
+    ]
+    texts["curl"] = texts["curl"].replace(" -d ", " -s -d ")
+    for form in ("curl", "mesh invoke"):
+        env = {
+            **os.environ,
+            "MESH_CONTROLLER": cell.address,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        done = run_command(["bash", "-c", texts[form]], capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("[DONE]" if form == "curl" else "it's") == 2
+    read = [
+        json.loads(node.value)
+        for node in ast.walk(ast.parse(texts["Python"]))
+        if isinstance(node, ast.Constant) and str(node.value).startswith("{")
+    ]
+    assert read == [{k: v for k, v in one.items() if k != "stream_options"} for one in bodies]
 
 
 def test_an_answer_that_is_left_is_stopped(page: Any, cell: Cell) -> None:
