@@ -21,7 +21,11 @@ export function Playground({ state, asked }) {
   const latest = useRef(turns);
   latest.current = turns;
   useEffect(() => keep({ given, turns }), [given, turns]);
-  useEffect(() => () => running?.abort(), [running]);
+  useEffect(() => {
+    const leave = () => running?.abort();
+    addEventListener("beforeunload", leave); // or else it ends as by a broken network
+    return () => { removeEventListener("beforeunload", leave); leave(); };
+  }, [running]);
 
   const set = (name) => (event) => setGiven({ ...given, [name]: event.target.value });
   const update = (name, change) => setTurns((all) => {
