@@ -91,12 +91,14 @@ class Lease:
     def renewed(self, asked_s: float) -> None:
         self._renewed_s = asked_s
 
-    def shown(self, epoch: int) -> bool:
-        """Somebody knows of this epoch: whether this controller was the leader until now."""
-        led = self.role is Role.LEADING and epoch > self.epoch
+    def shown(self, epoch: int, now_s: float) -> bool:
+        """A node has obeyed a leader of this epoch, as it says: whether this controller was the
+        leader until now. It takes that on trust only where it cannot renew its lease; else the next
+        renewal tells, within RENEW_S.
+        """
+        led = self.role is Role.LEADING and epoch > self.epoch and not self.may_write(now_s)
         if led:
             self.role = Role.DEPOSED
-        self.epoch = max(self.epoch, epoch)
         return led
 
     def step_down(self) -> None:

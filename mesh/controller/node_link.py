@@ -2,7 +2,7 @@
 
 A node dials and says hello; the core takes it or closes the link. Then its reports become events
 and the core's commands go down, from a bounded queue. A link ends once, for whatever reason comes
-first, and the core is told unless the end was its own wish.
+first, and the core is told unless it has asked for that itself.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Link:
-    """`ended` holds why: an error for the node, and whether the core wished it."""
+    """`ended` holds why: an error for the node, and whether the core asked for it."""
 
     def __init__(self, link_id: int) -> None:
         self.link_id = link_id
@@ -56,7 +56,8 @@ class _Link:
 class NodeLinks(NodeLinkServicer):
     """Link ids are counted up and never used twice. It keeps what nodes say that have not joined
     yet, for as long as their calls last; the core does not know of them. `epoch` is of the
-    controller's lease, 0 without one; `shown` is called with a higher one that a node has obeyed.
+    controller's lease, 0 without one; `shown` is called with a higher one that a node has obeyed:
+    a caller who shows what `may_join` wants.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class NodeLinks(NodeLinkServicer):
         post: Callable[[ControllerEvent], None],
         epoch: int = 0,
         shown: Callable[[int], None] = lambda epoch: None,
+        may_join: Callable[[Any], bool] = lambda context: False,
     ) -> None:
         self._post = post
         self._epoch = epoch
         self._shown = shown
+        self._may_join = may_join
         self._links: dict[int, _Link] = {}
         self._starting: dict[object, NodeStarting] = {}
         """By call, what each of them said last."""
@@ -114,10 +117,10 @@ class NodeLinks(NodeLinkServicer):
         """The nodes that have not joined yet, by name."""
         return tuple(sorted(self._starting.values(), key=lambda one: one.node_id))
 
-    def is_outdone(self, context: Any) -> bool:
-        """Whether the node of this call has obeyed a later leader."""
+    def obeyed_later_epoch(self, context: Any) -> bool:
+        """Whether the caller has obeyed a later leader, as it says."""
         obeyed = _obeyed(context) if self._epoch else 0
-        if obeyed > self._epoch:
+        if obeyed > self._epoch and self._may_join(context):
             self._shown(obeyed)
         return obeyed > self._epoch
 
@@ -140,7 +143,7 @@ class NodeLinks(NodeLinkServicer):
             raise Unavailable("the controller is stopping")
         if len(self._links) >= LINKS_MAX:
             raise Unavailable(f"{len(self._links)} nodes are linked, which is the limit")
-        if self._epoch and self.is_outdone(context):
+        if self._epoch and self.obeyed_later_epoch(context):
             raise Unavailable(f"another controller leads, later than epoch {self._epoch}")
         self._made += 1
         link = self._links[self._made] = _Link(self._made)

@@ -313,8 +313,8 @@ class PostgresRegistry:
             )
 
     def show(self, epoch: int) -> None:
-        """Somebody has obeyed a leader of this epoch."""
-        if self.lease.shown(epoch):
+        """A node has obeyed a leader of this epoch, as it says."""
+        if self.lease.shown(epoch, self._now_s()):
             self.deposed.set()
 
     async def hand_over(self) -> None:

@@ -537,7 +537,7 @@ class Database(Protocol):
         ...
 
     def show(self, epoch: int) -> None:
-        """Somebody has obeyed a leader of this epoch."""
+        """A node has obeyed a leader of this epoch, as it says."""
         ...
 
     def check_writable(self) -> None:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -75,7 +76,7 @@ from mesh.v1 import (
 from mesh.wire.access import Gate
 from mesh.wire.channel import bind, format_address, parse_address, server_options
 from mesh.wire.credentials import Tls
-from mesh.wire.serving import Guard
+from mesh.wire.serving import Guard, may_join
 
 if TYPE_CHECKING:
     from mesh.controller.shared_files import SharedFiles
@@ -87,7 +88,8 @@ if TYPE_CHECKING:
 
 DRAIN_POLL_S = 0.02
 DRAIN_S_MAX = 2.0
-"""From the wish to stop to the end of the last call. Well below the grace that `mesh up` gives."""
+"""From the signal to stop to the end of the last call. Well below the grace that `mesh up` gives.
+"""
 SERVICES = (
     "mesh.v1.Inference",
     "mesh.v1.Control",
@@ -105,11 +107,11 @@ class Health(health.HealthServicer):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_outdone: Callable[[Any], bool] = lambda context: False
+        self.obeyed_later_epoch: Callable[[Any], bool] = lambda context: False
         """Whether the node of a call has obeyed a later leader."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802
-        if self.is_outdone(context):
+        if self.obeyed_later_epoch(context):
             return health_pb2.HealthCheckResponse(status="NOT_SERVING")
         return await super().Check(request, context)
 
@@ -567,7 +569,10 @@ class Controller(Served[ControllerEvent, ControllerAction]):
         self._tokenizers = Tokenizers(find=tables.text, pool=TextPool())
         leased = config.state is not None
         self._links = NodeLinks(
-            post=self._post, epoch=database.epoch if leased else 0, shown=database.show
+            post=self._post,
+            epoch=database.epoch if leased else 0,
+            shown=database.show,
+            may_join=partial(may_join, access.gate),
         )
         operations = Operations(post=self._post, epoch=start.epoch)
         traces = _opened_traces(config, clock, opened)
@@ -620,7 +625,7 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             texts=tables.text,
             hand_over=database.hand_over,
         )
-        health_.is_outdone = self._links.is_outdone
+        health_.obeyed_later_epoch = self._links.obeyed_later_epoch
         performer = ControllerPerformer(
             links=self._links,
             clients=self._gateway,

@@ -21,6 +21,7 @@ from mesh.domain.node_rule import NodeRule
 from mesh.runtime.link_life import LinkLife, LinkLimits
 from mesh.wire.channel import dial
 from mesh.wire.connection import EPOCH_KEY, Connection
+from mesh.wire.credentials import credentials
 
 ROUND_S_MAX = 0.5
 """The longest pause between two rounds of several addresses."""
@@ -68,7 +69,7 @@ class NodeLink:
             self._connection.send(report)
 
     def stop(self) -> None:
-        """Wish the end: `run` closes the connection and returns soon."""
+        """Ask for the end: `run` closes the connection and returns soon."""
         self._stopping.set()
         if self._connection is not None:
             self._connection.close("the node is stopping")
@@ -156,11 +157,11 @@ class NodeLink:
         from grpc_health.v1 import health_pb2, health_pb2_grpc  # few nodes have to choose
 
         asked = health_pb2.HealthCheckRequest(service="mesh.v1.NodeLink")
-        obeyed = ((EPOCH_KEY, str(self._epoch)),)
+        shown = (*credentials().metadata, (EPOCH_KEY, str(self._epoch)))
         try:
             async with dial(address) as channel:
                 check: Any = health_pb2_grpc.HealthStub(channel).Check
-                told = await check(asked, timeout=LOOK_S_MAX, metadata=obeyed)
+                told = await check(asked, timeout=LOOK_S_MAX, metadata=shown)
         except grpc.aio.AioRpcError:
             return False
         return bool(told.status == health_pb2.HealthCheckResponse.SERVING)

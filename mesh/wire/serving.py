@@ -15,7 +15,7 @@ import grpc
 
 from mesh.domain.access import Role
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.wire.access import AUTHORIZATION, FOR, RPCS, Gate, act_for, caller
+from mesh.wire.access import AUTHORIZATION, FOR, NODE_LINK, RPCS, Gate, act_for, caller
 from mesh.wire.errors import status_of
 from mesh.wire.malformed import Malformed, lenient
 
@@ -102,6 +102,18 @@ def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role] |
         return await handler(request, context)
 
     return call
+
+
+def may_join(gate: Gate, context: Any) -> bool:
+    """Whether the caller of any call shows the key and the certificate of a node, or an operator's
+    key.
+    """
+    try:
+        gate.check_certificate(NODE_LINK, context.auth_context().get(_COMMON_NAME, ()))
+        gate.check(_shown_in(context.invocation_metadata()), RPCS[NODE_LINK] or ())
+    except MeshError:
+        return False
+    return True
 
 
 def _shown_in(metadata: Any) -> str | None:

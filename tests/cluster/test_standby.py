@@ -4,18 +4,27 @@ import asyncio
 import sys
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from mesh.controller.lease import LEASE_S
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import Unavailable
+from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.connection import EPOCH_KEY
+from mesh.wire.credentials import Credentials
 from tests.cluster.conftest import LEAD_S_MAX, until
 from tests.controller.live import PATIENT, SPEC, FakeNode, LiveCell, live_cell
+from tests.controller.test_access import made_keys, showing
 from tests.support.postgres_server import PostgresServer
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def http_status(url: str) -> tuple[int, str]:
@@ -171,18 +180,48 @@ async def test_one_that_steps_down_stands_by_and_the_other_leads(
         assert not await second
 
 
-async def test_a_leader_that_is_shown_a_higher_epoch_ends(
+async def test_a_higher_epoch_ends_a_leader_that_cannot_renew_where_a_node_shows_it(
     server: PostgresServer, cell: str, tmp_path: Path
 ) -> None:
-    async def outdone() -> None:
-        async with live_cell(tmp_path, state=server.url(cell)) as one:
-            node = await one.node()
-            assert node.epoch == 1
-            later = FakeNode(one.address, metadata=((EPOCH_KEY, "7"),))
-            with pytest.raises(Exception, match="another controller leads, later than epoch 1"):
-                await later.join()
-            await later.leave()
+    keys, led_on = made_keys(tmp_path), []
+
+    async def checked(at: str, key: str, epoch: str = "999999") -> int:
+        """The status that a caller with this key is told who has obeyed that epoch, as it says."""
+        shown = (*Credentials(key=key).metadata, (EPOCH_KEY, epoch))
+        async with dial(at) as channel:
+            check: Any = health_pb2_grpc.HealthStub(channel).Check
+            told = await check(health_pb2.HealthCheckRequest(), metadata=shown)
+            return int(told.status)
+
+    async def shown() -> None:
+        async with AsyncExitStack() as stack:
+            stack.callback(keys.book.close)
+            one = await stack.enter_async_context(
+                live_cell(tmp_path, state=server.url(cell), keys=True)
+            )
+            with showing(keys.node):
+                node = await one.node()
+                assert node.epoch == 1
+                # Its lease lasts: what anybody says is for the database to confirm.
+                for key in (keys.node, keys.admin, keys.a, keys.revoked, ""):
+                    assert await checked(one.address, key) == NOT_SERVING, "this caller's word"
+                later = FakeNode(one.address, metadata=((EPOCH_KEY, "7"),))
+                with pytest.raises(Exception, match="another controller leads, later than epoch 1"):
+                    await later.join()
+                await later.leave()
+            await asyncio.sleep(2 * LEASE_S)
+            assert await checked(one.address, keys.node, "1") == SERVING
+            led_on.append(not one.serving.done())
+            server.stop()
+            stack.callback(server.start)
+            await asyncio.sleep(2 * LEASE_S)
+            for key in (keys.a, keys.revoked, "mesh_of_nobody", ""):
+                await checked(one.address, key)
+            await asyncio.sleep(LEASE_S)
+            led_on.append(not one.serving.done())
+            await checked(one.address, keys.node)
             await until(one.serving.done)
 
     with pytest.raises(Unavailable, match="another controller leads the cell now"):
-        await outdone()
+        await shown()
+    assert led_on == [True, True], "only where it could not renew, and for a node alone"

@@ -82,14 +82,16 @@ def test_a_leader_that_cannot_renew_serves_on_and_writes_nothing() -> None:
     assert lease.may_write(40.0 + LEASE_S / 2)
 
 
-def test_a_higher_epoch_deposes_it_and_nothing_else_does() -> None:
+def test_a_higher_epoch_deposes_one_that_cannot_renew_and_nothing_else_does() -> None:
     lease = leader(epoch=3)
-    assert not lease.shown(2)
-    assert not lease.shown(3)
+    assert not lease.shown(4, 0.1), "its next renewal tells"
     assert lease.may_write(0.1)
-    assert lease.shown(4)
+    assert not lease.shown(2, LEASE_S)
+    assert not lease.shown(3, LEASE_S)
+    assert (lease.role, lease.epoch) == (Role.LEADING, 3)
+    assert lease.shown(4, LEASE_S)
     assert (lease.role, lease.may_write(0.1)) == (Role.DEPOSED, False)
-    assert not lease.shown(5), "it is told once"
+    assert not lease.shown(5, LEASE_S), "it is told once"
     assert not lease.seen(row(9, epoch=5, given_up=True), 9.0), "it leads never again"
 
 
