@@ -32,6 +32,7 @@ from mesh.domain.front import (
 from mesh.domain.ids import CellName, DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, Tokens, Waiting
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
+from mesh.domain.limits import AWAY_S_MAX, BREAKS_MAX, NODES_S_MAX, RESUME_S_MAX
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request, RequestTokens
 from mesh.domain.values import dataclass
@@ -42,19 +43,9 @@ TAKEOVER_S_MAX = 2.0
 need not be computed anew, before it goes on in another home cell; and so long a cell may be silent
 before its streams are given up. A lease is 1 s.
 """
-AWAY_S_MAX = 5.0
-"""A request for which there is no other cell waits so long for one that has gone."""
-RESUME_S_MAX = 15.0
-"""The same of one that was accepted: `MeshClient` waits as long."""
-NODES_S_MAX = 5.0
-"""Until a leader that has just begun has nodes."""
 FULL_RETRY_S = 1.0
 AWAY_RETRY_S = 2.0
 """Who is refused because cells are away is told to come again then."""
-BREAKS_MAX = 5
-"""Streams of a request that may break one after the other without a token: it may be what ends the
-controllers.
-"""
 CELL_CALLS_MAX = 4096
 """Calls of a front that one cell has at one time: half of those that its controller takes
 (`GatewayLimits.calls_max`).

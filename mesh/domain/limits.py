@@ -28,6 +28,18 @@ KEPT_CACHES_MAX = 64
 """The most unloaded instances of a node whose cached KV blocks are kept for their next loads."""
 HEARTBEAT_S = 1.0
 """A node reports at least this often."""
+RESUME_S_MAX = 15.0
+"""From the break of an answer's stream until it goes on, at a client or a front: a lease, a few
+dials, and a node's way back.
+"""
+AWAY_S_MAX = 5.0
+"""Until a controller takes a call that none has accepted yet: a lease, and a few dials."""
+NODES_S_MAX = 5.0
+"""Until a leader that has just begun has nodes."""
+BREAKS_MAX = 5
+"""Streams of an answer that may break one after the other without a token: it may be what ends the
+controllers.
+"""
 NODES_MAX = 1024
 """The most nodes of a kind that a cell may ask for: as many may be linked."""
 

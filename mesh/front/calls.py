@@ -28,8 +28,8 @@ from mesh.wire.channel import STREAMS_MAX
 from mesh.wire.codec import UNSENDABLE, event_from_wire, invocation_to_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, is_told
+from mesh.wire.leader import UNCONNECTED
 from mesh.wire.mailbox import Mailbox
-from mesh.wire.resuming import UNCONNECTED
 from mesh.wire.unread import bounded
 
 ORDERS_MAX = 4 * STREAMS_MAX

@@ -10,12 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum, auto
 from math import inf
 from typing import Any, cast
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.core.controller.snapshot import Looking
 from mesh.core.front import TAKEOVER_S_MAX, FrontCore, look_of, ranked
@@ -60,7 +58,7 @@ from mesh.wire.codec import from_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
-from mesh.wire.resuming import LOOK_S, LOOK_S_MAX, UNCONNECTED
+from mesh.wire.leader import LOOK_S, Look, look
 
 LIST_S = 0.5
 LIST_SHARE_MAX = 0.1
@@ -71,31 +69,6 @@ REFRESH_S_MAX = 2.0
 Tell = Callable[[CellSeen | CellSilent], None]
 
 logger = logging.getLogger(__name__)
-
-
-class _Answer(Enum):
-    """What a controller has said that was asked whether it leads."""
-
-    LEADS = auto()
-    FOLLOWS = auto()
-    """It does not lead, or leads no longer."""
-    GONE = auto()
-    """Nobody is there."""
-    NONE = auto()
-    """It has not answered in time."""
-
-
-async def _looked(channel: grpc.aio.Channel) -> _Answer:
-    asked = health_pb2.HealthCheckRequest(service="mesh.v1.Inference")
-    try:
-        told = await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=LOOK_S_MAX)
-    except grpc.aio.AioRpcError as error:
-        if UNCONNECTED in (error.details() or ""):
-            return _Answer.GONE
-        silent = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-        return _Answer.NONE if silent else _Answer.FOLLOWS
-    leads = told.status == health_pb2.HealthCheckResponse.SERVING
-    return _Answer.LEADS if leads else _Answer.FOLLOWS
 
 
 class CellLink:
@@ -227,27 +200,27 @@ class CellLink:
         since the others may not know yet that they were followed. Where that one does not answer,
         nobody leads for a while: another that says so still would answer for it.
         """
-        said = await asyncio.gather(*map(_looked, self._looking.values()))
+        said = await asyncio.gather(*map(look, self._looking.values()))
         answers = dict(zip(self._looking, said, strict=True))
         for at, answer in answers.items():
-            if answer is _Answer.LEADS and at not in self._led_since:
+            if answer is Look.LEADS and at not in self._led_since:
                 self._began += 1
                 if self._led_since:
                     others = ", ".join(self._led_since)
                     logger.warning("%s is led by %s, as it says, and by %s", self.name, at, others)
                 self._led_since[at] = self._began
-            elif answer in (_Answer.FOLLOWS, _Answer.GONE):
+            elif answer in (Look.FOLLOWS, Look.GONE):
                 self._led_since.pop(at, None)
         now_s, order = self._clock.now_s(), sorted(self._led_since, key=self._since, reverse=True)
-        if order and answers[order[0]] is not _Answer.LEADS:
+        if order and answers[order[0]] is not Look.LEADS:
             self._drains = False
             if now_s - self._answered_s <= TAKEOVER_S_MAX:
                 return ""
-            order = [at for at in order if answers[at] is _Answer.LEADS]
+            order = [at for at in order if answers[at] is Look.LEADS]
         if order:
             self._last, self._answered_s = order[0], now_s
             return self._last
-        self._drains = answers.get(self._last) is _Answer.FOLLOWS
+        self._drains = answers.get(self._last) is Look.FOLLOWS
         return ""
 
     def _since(self, address: str) -> int:

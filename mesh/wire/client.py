@@ -40,7 +40,8 @@ from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_w
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
-from mesh.wire.resuming import LOOK_S, CallMade, LeaderWatch, ResumedAnswer, leads
+from mesh.wire.leader import LOOK_S, Look, look_blocking
+from mesh.wire.resuming import CallMade, LeaderWatch, ResumedAnswer
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -175,7 +176,7 @@ class MeshClient:
     def _control(self) -> ControlStub:
         """The controller that leads, where there are several; the last one where none does."""
         until_s = time.monotonic() + LEADER_S_MAX
-        while len(self._channels) > 1 and not leads(self._channels[self._at]):
+        while len(self._channels) > 1 and look_blocking(self._channels[self._at]) is not Look.LEADS:
             self._at = (self._at + 1) % len(self._channels)
             self._calls.address = self._addresses[self._at]
             if time.monotonic() > until_s:
@@ -357,7 +358,7 @@ class MeshClient:
     ) -> Stream[InvocationEvent]:
         """The answer as it is generated, from Accepted to Finished. Raises Refused with the reason.
         Where its controller goes away it is asked for again, at each of the addresses, and goes on
-        where it was; what broke it is raised after REASK_S_MAX.
+        where it was; what broke it is raised after RESUME_S_MAX.
 
         The call begins at once. Closing the stream, or leaving it to be collected, cancels it.
         """

@@ -11,9 +11,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import Any
-
-import grpc
 
 from mesh.domain.errors import MeshError
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
@@ -22,12 +19,10 @@ from mesh.runtime.link_life import LinkLife, LinkLimits
 from mesh.wire.channel import dial
 from mesh.wire.connection import EPOCH_KEY, Connection
 from mesh.wire.credentials import credentials
+from mesh.wire.leader import LOOK_S, Look, look
 
 ROUND_S_MAX = 0.5
 """The longest pause between two rounds of several addresses."""
-LOOK_S = 0.25
-LOOK_S_MAX = 0.5
-"""For the answer of a controller that does not lead."""
 
 logger = logging.getLogger(__name__)
 
@@ -140,31 +135,24 @@ class NodeLink:
         if len(self._addresses) == 1:
             return
         led = set(self._addresses)
-        while True:
-            await asyncio.sleep(LOOK_S)
-            others = [n for n in range(len(self._addresses)) if n != self._at]
-            leads = await asyncio.gather(*(self._leads(self._addresses[n]) for n in others))
-            for n, now in zip(others, leads, strict=True):
-                address = self._addresses[n]
-                begun = now and address not in led
-                led = led | {address} if now else led - {address}
-                if begun and self._connection is not None:
-                    self._at = n
-                    self._connection.close(f"the controller at {address} leads now")
-            led = led | {self._address}
-
-    async def _leads(self, address: str) -> bool:
-        from grpc_health.v1 import health_pb2, health_pb2_grpc  # few nodes have to choose
-
-        asked = health_pb2.HealthCheckRequest(service="mesh.v1.NodeLink")
-        shown = (*credentials().metadata, (EPOCH_KEY, str(self._epoch)))
+        channels = [dial(address) for address in self._addresses]
         try:
-            async with dial(address) as channel:
-                check: Any = health_pb2_grpc.HealthStub(channel).Check
-                told = await check(asked, timeout=LOOK_S_MAX, metadata=shown)
-        except grpc.aio.AioRpcError:
-            return False
-        return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
+            while True:
+                await asyncio.sleep(LOOK_S)
+                others = [n for n in range(len(channels)) if n != self._at]
+                shown = (*credentials().metadata, (EPOCH_KEY, str(self._epoch)))
+                looks = await asyncio.gather(*(look(channels[n], *shown) for n in others))
+                for n, said in zip(others, looks, strict=True):
+                    address, leads = self._addresses[n], said is Look.LEADS
+                    begun = leads and address not in led
+                    led = led | {address} if leads else led - {address}
+                    if begun and self._connection is not None:
+                        self._at = n
+                        self._connection.close(f"the controller at {address} leads now")
+                led = led | {self._address}
+        finally:
+            for channel in channels:
+                await channel.close(None)
 
     async def _rest(self, pause_s: float) -> None:
         try:

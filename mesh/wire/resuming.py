@@ -31,26 +31,15 @@ from mesh.domain.invocation import (
     Tokens,
     Waiting,
 )
+from mesh.domain.limits import AWAY_S_MAX, BREAKS_MAX, NODES_S_MAX, RESUME_S_MAX
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.values import replace
 from mesh.wire.channel import dial_blocking
 from mesh.wire.errors import EndedCall, is_told
+from mesh.wire.leader import LOOK_S, UNCONNECTED, Look, look_blocking
 
-REASK_S_MAX = 15.0
-"""From the break of a stream until it goes on: a lease, a few dials, and a node's way back."""
-FRESH_S_MAX = 5.0
-"""Until one of several controllers takes a call: a lease, and a few dials."""
-BREAKS_MAX = 5
-"""Streams of an answer that may break one after the other without a token."""
-NODES_S_MAX = 5.0
-"""Until a leader that has just begun has nodes."""
-LOOK_S = 0.25
-LOOK_S_MAX = 0.5
-"""For the answer of a controller that is asked whether it leads."""
 PAUSE_S = 0.1
 """Between two rounds of all addresses."""
-UNCONNECTED = "failed to connect"
-"""In gRPC's words where nobody took a call."""
 
 
 class Call(Protocol):
@@ -225,7 +214,7 @@ class ResumedAnswer:
         if not (again and waits):
             raise error
         self._breaks += lost and self._heard
-        limit_s = FRESH_S_MAX if self._error is None else REASK_S_MAX
+        limit_s = AWAY_S_MAX if self._error is None else RESUME_S_MAX
         if now_s - since_s > limit_s or self._breaks > BREAKS_MAX:
             raise self._error or error
         self._tried += 1
@@ -273,11 +262,11 @@ class LeaderWatch:
         try:
             channels += [dial_blocking(address) for address in self._addresses]
             while self._is_wanted():
-                said = [leads(channel) for channel in channels]
-                lead = {n for n, leads_ in enumerate(said) if leads_}
+                said = list(enumerate(map(look_blocking, channels)))
+                lead = {n for n, one in said if one is Look.LEADS}
                 # One look may have failed; one that was deposed may say that it leads, still; and
                 # one that says that it does not lets its answers end.
-                answers = {n for n, leads_ in enumerate(said) if leads_ is not None}
+                answers = {n for n, one in said if one in (Look.LEADS, Look.FOLLOWS)}
                 hung, answered = everywhere - answers - answered, answers
                 with self._lock:
                     open_ = list(self._open.values()) if lead and hung else []
@@ -296,21 +285,6 @@ class LeaderWatch:
             if not self._open:
                 self._thread = None
             return bool(self._open)
-
-
-def leads(channel: grpc.Channel) -> bool | None:
-    """Whether the controller there leads its cell, or a front is there that takes calls; `None`
-    where nobody answers.
-    """
-    from grpc_health.v1 import health_pb2, health_pb2_grpc  # few clients have to choose
-
-    check = health_pb2_grpc.HealthStub(channel).Check
-    asked = health_pb2.HealthCheckRequest(service="mesh.v1.Inference")
-    try:
-        told = check(asked, timeout=LOOK_S_MAX)
-    except grpc.RpcError:
-        return None
-    return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def _had_it(error: MeshError) -> bool:

@@ -224,7 +224,7 @@ def test_answers_go_on_behind_it_when_the_leader_is_killed(
 ) -> None:
     """Callers know its address alone. It finds the one that leads then."""
     # As long as a busy machine may take for it.
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", WAIT_S_MAX)
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", WAIT_S_MAX)
     edge = Edge(tmp_path, 2, state=server.url(cell))
     try:
         edge.deploy(edge.grpc)

@@ -334,7 +334,7 @@ async def test_an_unreachable_controller_is_told_with_its_address(cell: LiveCell
 async def test_a_stopping_controller_tells_open_clients_why(
     cell: LiveCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)
     node = await cell.deployed(held=True)
     open_call = asyncio.create_task(cell.answer())
     await node.told(SubmitRequest)

@@ -34,13 +34,14 @@ from mesh.domain.invocation import (
     Tokens,
 )
 from mesh.domain.lifecycle import NodeState
+from mesh.domain.limits import BREAKS_MAX
 from mesh.domain.messages import AbortRequest, HeldRequest, InstanceReport, SubmitRequest
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.sim.clock import HeapClock
 from mesh.wire.access import _CALLER
 from mesh.wire.client import Calls, MeshClient
-from mesh.wire.resuming import BREAKS_MAX, CallMade, LeaderWatch, ResumedAnswer
+from mesh.wire.resuming import CallMade, LeaderWatch, ResumedAnswer
 from tests.controller.live import (
     FOOTPRINT,
     HELLO,
@@ -179,7 +180,7 @@ async def test_what_a_node_has_computed_on_goes_to_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, client_first: bool, ended: bool
 ) -> None:
     """The controller is another one: it knows of the call from its node, or from its client."""
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)  # of the first stream
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)  # of the first stream
     async with live_cell(tmp_path) as cell:
         node, call, order = await begun(cell, 3)
         instance_id = node.instance_id
@@ -301,7 +302,7 @@ async def test_only_what_an_earlier_controller_may_have_accepted_is_accepted_uns
 async def test_a_cancel_of_the_stream_before_does_not_end_one_that_comes_again(
     inner: tuple[LiveCell, Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)  # of the first stream
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)  # of the first stream
     cell, gateway = inner
     node, call, order = await begun(cell, 3)
     node.held = False
@@ -499,7 +500,7 @@ def test_addresses_that_cannot_be_meant_are_told_at_once(address: str) -> None:
 async def test_one_that_drains_ends_at_once_where_it_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)
     async with live_cell(tmp_path, grace_s=3600.0) as cell:
         _, call, _ = await begun(cell, 1)
         cell.stop.set()

@@ -22,7 +22,7 @@ AT_ONCE = CellLimits(history_store_s=0.0, kv_tokens_least=32, node_lease_s=600.0
 @pytest.fixture(autouse=True)
 def broken_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients whose stream breaks ask again for a moment only."""
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)
 
 
 async def test_nothing_is_left_running(tmp_path: Path) -> None:

@@ -7,11 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from mesh.core.front import (
-    AWAY_S_MAX,
-    BREAKS_MAX,
     CELL_CALLS_MAX,
-    NODES_S_MAX,
-    RESUME_S_MAX,
     TAKEOVER_S_MAX,
     UNTAKEN_MAX,
     FrontCore,
@@ -34,6 +30,7 @@ from mesh.domain.front import (
 )
 from mesh.domain.ids import CellName, DeploymentName, ModelId, RequestId
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens
+from mesh.domain.limits import AWAY_S_MAX, BREAKS_MAX, NODES_S_MAX, RESUME_S_MAX
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, Resumed
 

@@ -78,7 +78,7 @@ def test_answers_end_within_the_grace_of_a_controller_that_is_stopped(
 def test_a_client_whose_controller_stays_away_is_told_so_and_the_node_drops_its_request(
     cell: LiveCell, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.5)
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.5)
     controller = cell.start_controller()
     cell.start_node("n1", "--step-s", str(STEP_S))
     cell.deploy("chat", tiny_model)
@@ -102,7 +102,7 @@ def test_a_client_whose_controller_stays_away_is_told_so_and_the_node_drops_its_
 def test_what_clients_used_is_on_the_books_after_a_kill(
     cell: LiveCell, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)
     controller = cell.start_controller()
     cell.start_node("n1", "--step-s", "0.002")
     cell.deploy("chat", tiny_model)

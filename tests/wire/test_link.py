@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.domain.errors import AlreadyExists, InvalidInput, Unavailable
 from mesh.domain.ids import InstanceId, OperationId
@@ -46,7 +47,7 @@ RULE = NodeRule(
 )
 
 
-class Controller(NodeLinkServicer):
+class Controller(NodeLinkServicer, health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """Answers each connection by the next of its scripts, the last one for ever."""
 
     def __init__(self, *scripts: Script) -> None:
@@ -54,6 +55,9 @@ class Controller(NodeLinkServicer):
         self.reports: list[NodeReport] = []
         self.connections = 0
         self.address = "127.0.0.1:0"
+        self.looked_from: list[str] = []
+        """Where looks whether it leads came from."""
+        self.leads = False
         self.changed = asyncio.Event()
 
     async def Connect(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
@@ -65,6 +69,11 @@ class Controller(NodeLinkServicer):
     async def Start(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         """A controller of an earlier version does not know it."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.looked_from.append(context.peer())
+        self.changed.set()
+        return health_pb2.HealthCheckResponse(status="SERVING" if self.leads else "NOT_SERVING")
 
     async def hear(self, reports: Any, count: int) -> None:
         for _ in range(count):
@@ -78,6 +87,7 @@ class Controller(NodeLinkServicer):
     async def serving(self) -> AsyncIterator[None]:
         server = grpc.aio.server(options=server_options(), interceptors=[Guard()])
         add_NodeLinkServicer_to_server(self, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
         self.address = bind(server, self.address)
         await server.start()
         try:
@@ -380,3 +390,12 @@ async def test_of_several_controllers_the_one_that_leads_has_the_node_and_no_ear
             await ends.until(lambda: ends.opened == 2)
             assert second.connections == 3, "it obeyed none of epoch 3, after one of 4"
             await ends.stop()
+
+
+async def test_looks_at_one_that_stands_by_share_a_connection() -> None:
+    first, second = Controller(take_at(4)), Controller(stand_by)
+    async with first.serving(), second.serving():
+        ends = Ends(f"{first.address},{second.address}")
+        await until(second.changed, lambda: len(second.looked_from) >= 3)
+        await ends.stop()
+    assert len(set(second.looked_from)) == 1

@@ -1,0 +1,63 @@
+"""Whether the controller at an address leads its cell: nodes, clients and fronts that have several
+addresses to choose from ask for its health.
+
+A channel is kept from one look to the next: a new one each time would cost who is looked at a
+handshake of TLS, four times a second for each node.
+"""
+
+from enum import Enum, auto
+from typing import Any
+
+import grpc
+
+LOOK_S = 0.25
+"""Between two looks."""
+LOOK_S_MAX = 0.5
+"""For the answer."""
+UNCONNECTED = "failed to connect"
+"""In gRPC's words where nobody took a call."""
+
+
+class Look(Enum):
+    LEADS = auto()
+    """Or a front is there that takes calls."""
+    FOLLOWS = auto()
+    """It does not lead, or leads no longer."""
+    GONE = auto()
+    """Nobody is there."""
+    SILENT = auto()
+    """It has not answered in time."""
+
+
+async def look(channel: grpc.aio.Channel, *shown: tuple[str, str]) -> Look:
+    """`shown`: the metadata."""
+    try:
+        return _answer(await _asked(channel, shown))
+    except grpc.RpcError as error:
+        return _failure(error)
+
+
+def look_blocking(channel: grpc.Channel) -> Look:
+    try:
+        return _answer(_asked(channel, ()))
+    except grpc.RpcError as error:
+        return _failure(error)
+
+
+def _asked(channel: Any, shown: tuple[tuple[str, str], ...]) -> Any:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # few have to choose
+
+    asked = health_pb2.HealthCheckRequest(service="mesh.v1.Inference")
+    check: Any = health_pb2_grpc.HealthStub(channel).Check
+    return check(asked, timeout=LOOK_S_MAX, metadata=shown)
+
+
+def _answer(told: Any) -> Look:
+    return Look.LEADS if told.status == type(told).SERVING else Look.FOLLOWS
+
+
+def _failure(error: Any) -> Look:
+    if UNCONNECTED in (error.details() or ""):
+        return Look.GONE
+    silent = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return Look.SILENT if silent else Look.FOLLOWS
