@@ -58,7 +58,7 @@ class Lease:
     def seen(self, row: LeaseRow, now_s: float) -> bool:
         """One that does not lead has looked at the row: whether it is to take the lease."""
         if self.role is Role.TAKING and self.row is not None:
-            # Upon a sign: the leader may have renewed it between the last look and its end.
+            # Its session has ended: it may have renewed the lease after the last look.
             if (row.epoch, row.holder) != (self.row.epoch, self.row.holder):
                 self.not_taken(now_s)
             self.row = row
@@ -71,7 +71,7 @@ class Lease:
             self.role = Role.TAKING
         return self.role is Role.TAKING
 
-    def signalled(self, epoch: int) -> bool:
+    def session_ended(self, epoch: int) -> bool:
         """The session of the leader of this epoch has ended, which held its advisory lock: whether
         the lease is to be taken at once.
         """

@@ -63,7 +63,7 @@ TAKE_REST_S_MAX = 10
 DOUBT_S_MAX = 60.0
 """For the question whether a write is kept whose connection broke as it committed."""
 LOOK_AGAIN_S = 0.01
-"""Between two looks whether the leader has ended whose sign came."""
+"""Between two looks whether the leader has ended whose session lock has gone."""
 REFRESH_S = 2.0
 """Between two looks of one that stands by at what the leader has written."""
 _KEYS = {
@@ -117,7 +117,7 @@ CREATE TABLE IF NOT EXISTS kept_contents (
 );
 """
 """The files and batches of `shared_files`, of which the registry's copy has nothing."""
-_SIGN, _RENEWS = "mesh ", "mesh renews "
+_SESSION_LOCK, _RENEWAL_LOCK = "mesh ", "mesh renews "
 """The locks of a leader: of a session that does nothing else, for which those that stand by wait,
 and of the one on which it renews its lease.
 """
@@ -203,7 +203,7 @@ class PostgresRegistry:
         """The connection that looks at the lease, or renews it."""
         self._renews = False
         """Whether that one has the lock of who renews."""
-        self._signing: Any = None
+        self._session: Any = None
         """The connection that has the lock for which others wait, or waits for it."""
         self._writing: Any = None
         self._committing = False
@@ -234,7 +234,7 @@ class PostgresRegistry:
             raise
         self._tasks = [
             asyncio.create_task(self._kept(self._keep)),
-            asyncio.create_task(self._kept(self._wait_for_sign)),
+            asyncio.create_task(self._kept(self._keep_session_lock)),
         ]
 
     @property
@@ -324,7 +324,7 @@ class PostgresRegistry:
         self.check_writable()
         try:
             async with self._asked("ask") as connection:
-                waiting = await self._locks(connection, _SIGN, self.epoch, granted=False)
+                waiting = await self._locks(connection, _SESSION_LOCK, self.epoch, granted=False)
         except StorageError as error:
             raise Unavailable(error.message, hint=error.hint) from error
         if not waiting:
@@ -336,7 +336,7 @@ class PostgresRegistry:
         await self.step_down()
 
     async def step_down(self) -> None:
-        """Give the lease up, so that another one takes it at once: it waits for the sign."""
+        """Give the lease up: one that waits for the session lock takes it at once."""
         self.lease.step_down()
         self.deposed.set()
         async with self._busy:
@@ -347,7 +347,7 @@ class PostgresRegistry:
                     await connection.execute(sql, self.epoch, self._holder)
         if self._keeping is not None:
             self._keeping.terminate()
-        self._end_sign()
+        self._end_session()
 
     async def end(self) -> None:
         """Close it; a leader gives its lease up."""
@@ -523,7 +523,7 @@ class PostgresRegistry:
 
     async def _lock_renewing(self, connection: Any) -> None:
         """The session before this one may last for a while: it is tried at each beat."""
-        sql = f"SELECT {_LOCK.format('try_advisory_lock', _RENEWS)}"
+        sql = f"SELECT {_LOCK.format('try_advisory_lock', _RENEWAL_LOCK)}"
         self._renews = await connection.fetchval(sql, self._at.cell, self.epoch)
 
     def _lose(self, row: LeaseRow) -> None:
@@ -575,33 +575,33 @@ class PostgresRegistry:
             await connection.execute(in_postgres(step))
         await connection.execute("UPDATE schema_version SET version = $1", SCHEMA)
 
-    async def _wait_for_sign(self) -> None:
+    async def _keep_session_lock(self) -> None:
         """Hold the advisory lock of its epoch while it leads; else wait for the leader's, where
         that holds it: its session has ended when it comes.
         """
         while self.lease.role is not Role.DEPOSED:
             try:
-                self._signing = await self._connect(ASK_S_MAX)
-                await self._hold_sign(self._signing)
+                self._session = await self._connect(ASK_S_MAX)
+                await self._hold_session_lock(self._session)
             except Exception as error:
-                logger.debug("no sign of the leader: %s", error)  # `_keep` warns
+                logger.debug("no session lock at %s: %s", self.place, error)  # `_keep` warns
             finally:
-                self._end_sign()
+                self._end_session()
             await asyncio.sleep(RENEW_S)
 
-    def _end_sign(self) -> None:
-        if self._signing is not None:
-            self._signing.terminate()
-        self._signing = None
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._session.terminate()
+        self._session = None
 
-    async def _hold_sign(self, connection: Any) -> None:
-        seen, lock = self.lease.row, f"SELECT {_LOCK.format('advisory_lock', _SIGN)}"
+    async def _hold_session_lock(self, connection: Any) -> None:
+        seen, lock = self.lease.row, f"SELECT {_LOCK.format('advisory_lock', _SESSION_LOCK)}"
         if self.lease.role is Role.LEADING:
             await connection.execute(lock, self._at.cell, self.epoch)
             closed = asyncio.Event()
             connection.add_termination_listener(lambda _: closed.set())
             await closed.wait()
-        elif seen is not None and await self._locks(connection, _SIGN, seen.epoch):
+        elif seen is not None and await self._locks(connection, _SESSION_LOCK, seen.epoch):
             await connection.execute("SET lock_timeout = 0")
             comes = asyncio.create_task(connection.execute(lock, self._at.cell, seen.epoch))
             try:
@@ -615,7 +615,7 @@ class PostgresRegistry:
                 return
             comes.result()
             dead = await self._renews_no_more(connection, seen.epoch)
-            if dead and self.lease.signalled(seen.epoch):
+            if dead and self.lease.session_ended(seen.epoch):
                 self._woken.set()
 
     async def _renews_no_more(self, connection: Any, epoch: int) -> bool:
@@ -623,7 +623,7 @@ class PostgresRegistry:
         the first alone is alive.
         """
         until_s = self._now_s() + RENEW_S
-        while await self._locks(connection, _RENEWS, epoch):
+        while await self._locks(connection, _RENEWAL_LOCK, epoch):
             if self._now_s() > until_s:
                 return False
             await asyncio.sleep(LOOK_AGAIN_S)

@@ -45,7 +45,7 @@ from mesh_nodes.lanes import Messenger, ThreadLanes, call_on
 from mesh_nodes.models import ModelsInUse, NodeModels
 
 STOP_S_MAX = 4.0
-"""From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
+"""From the signal to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
 
 MESSENGER_S_MAX = 0.5
 TOLD_S = 2 * HEARTBEAT_S

@@ -30,7 +30,7 @@ from tests.controller.test_registry import TEXT, deployment
 from tests.support.postgres_server import PostgresServer
 
 asyncpg = pytest.importorskip("asyncpg")
-from mesh.controller.postgres import _SETTINGS, _SIGN, Place, PostgresRegistry  # noqa: E402
+from mesh.controller.postgres import _SESSION_LOCK, _SETTINGS, Place, PostgresRegistry  # noqa: E402
 
 REFUSED_S_MAX = 1.5
 """An operator hears within a second; the machine of a test may be busy."""
@@ -346,7 +346,7 @@ async def test_a_database_that_is_read_only_for_a_while_costs_writes_alone(
         assert not leader.deposed.is_set()
 
 
-async def test_a_leader_that_loses_its_sign_alone_leads_on(
+async def test_a_leader_that_loses_its_session_lock_alone_leads_on(
     server: PostgresServer, cell: str
 ) -> None:
     async with standby(server.url(cell), "one:7070") as leader:
@@ -355,7 +355,7 @@ async def test_a_leader_that_loses_its_sign_alone_leads_on(
             await until(lambda: second.lease.row is not None)
             for _ in range(3):
                 await until_so(lambda: _waiting(leader))
-                leader._signing.terminate()
+                leader._session.terminate()
                 await asyncio.sleep(LEASE_S)
                 assert not second.leads.is_set()
                 assert not leader.deposed.is_set()
@@ -378,15 +378,15 @@ async def test_a_leader_hands_over_to_one_that_stands_by_and_to_nobody_else(
             await within(second.leads)
             took_s = time.monotonic() - begun_s
             assert (leader.handed_over, second.epoch) == (True, leader.epoch + 1)
-            assert took_s < LEASE_S, "as quick as its early sign, and not as its lease"
+            assert took_s < LEASE_S, "as quick as its session lock, and not as its lease"
             with pytest.raises(StorageError):
                 await leader.commit(stored(deployment(), TEXT))
 
 
 async def _waiting(leader: PostgresRegistry) -> bool:
-    """Whether another one waits for the leader's sign."""
+    """Whether another one waits for the leader's session lock."""
     async with leader._asked("ask") as connection:
-        return await leader._locks(connection, _SIGN, leader.epoch, granted=False) > 0
+        return await leader._locks(connection, _SESSION_LOCK, leader.epoch, granted=False) > 0
 
 
 async def until_so(what: Callable[[], Awaitable[bool]]) -> None:

@@ -47,20 +47,20 @@ def test_a_time_without_looks_says_nothing() -> None:
 
 def test_the_end_of_the_leaders_session_is_a_sign_for_its_epoch_alone() -> None:
     lease = Lease()
-    assert not lease.signalled(3), "it has not looked yet"
+    assert not lease.session_ended(3), "it has not looked yet"
     lease.seen(row(7), 0.0)
-    assert not lease.signalled(2)
-    assert lease.signalled(3)
+    assert not lease.session_ended(2)
+    assert lease.session_ended(3)
     assert lease.seen(row(8), 0.1), "it was renewed just before"
     assert lease.row == row(8)
     lease.not_taken(0.1)
     assert lease.role is Role.STANDING_BY
     assert not lease.seen(row(9, epoch=4), 0.2)
-    assert not lease.signalled(3), "another one was faster"
-    assert lease.signalled(4)
+    assert not lease.session_ended(3), "another one was faster"
+    assert lease.session_ended(4)
     assert not lease.seen(row(9, epoch=5), 0.3), "another one was faster still"
     assert lease.role is Role.STANDING_BY
-    assert lease.signalled(5)
+    assert lease.session_ended(5)
     other = LeaseRow(epoch=5, holder="b:1", until="9")
     assert not lease.seen(other, 0.4), "another one has the same epoch, after a restore"
 
@@ -100,4 +100,4 @@ def test_one_that_stepped_down_leads_never_again() -> None:
     lease.step_down()
     assert not lease.may_write(0.1)
     assert not lease.seen(row(9, given_up=True), 1.0)
-    assert not lease.signalled(3)
+    assert not lease.session_ended(3)
