@@ -42,8 +42,10 @@ logger = logging.getLogger(__name__)
 class _Link:
     """`ended` holds why: an error for the node, and whether the core asked for it."""
 
-    def __init__(self, link_id: int) -> None:
+    def __init__(self, link_id: int, epoch: int) -> None:
         self.link_id = link_id
+        self.epoch = epoch
+        """What the node is told that it obeys."""
         self.commands: Mailbox[pb.NodeCommand] = Mailbox(COMMANDS_MAX)
         self.ended: asyncio.Future[MeshError] = asyncio.get_running_loop().create_future()
         self.core_knows = False
@@ -55,9 +57,11 @@ class _Link:
 
 class NodeLinks(NodeLinkServicer):
     """Link ids are counted up and never used twice. It keeps what nodes say that have not joined
-    yet, for as long as their calls last; the core does not know of them. `epoch` is of the
-    controller's lease, 0 without one; `shown` is called with a higher one that a node has obeyed:
-    a caller who shows what `may_join` wants.
+    yet, for as long as their calls last; the core does not know of them. Nodes obey no lower
+    `epoch` than they have obeyed; where it is of no lease (`leased`), those alone are told of it
+    that have obeyed one, under which the registry was in PostgreSQL: whoever begins with an empty
+    SQLite file has the nodes of the file before it. `shown` is called with a higher one that a node
+    has obeyed: a caller who shows what `may_join` wants.
     """
 
     def __init__(
@@ -65,11 +69,13 @@ class NodeLinks(NodeLinkServicer):
         *,
         post: Callable[[ControllerEvent], None],
         epoch: int = 0,
+        leased: bool = False,
         shown: Callable[[int], None] = lambda epoch: None,
         may_join: Callable[[Any], bool] = lambda context: False,
     ) -> None:
         self._post = post
         self._epoch = epoch
+        self._leased = leased
         self._shown = shown
         self._may_join = may_join
         self._links: dict[int, _Link] = {}
@@ -82,7 +88,7 @@ class NodeLinks(NodeLinkServicer):
     def accept(self, link_id: int, rule: NodeRule) -> None:
         link = self._links.get(link_id)
         if link is not None:
-            link.commands.put(welcome(HEARTBEAT_S, rule, self._epoch))
+            link.commands.put(welcome(HEARTBEAT_S, rule, link.epoch))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         link = self._links.get(link_id)
@@ -119,7 +125,7 @@ class NodeLinks(NodeLinkServicer):
 
     def obeyed_later_epoch(self, context: Any) -> bool:
         """Whether the caller has obeyed a later leader, as it says."""
-        obeyed = _obeyed(context) if self._epoch else 0
+        obeyed = _obeyed(context)
         if obeyed > self._epoch and self._may_join(context):
             self._shown(obeyed)
         return obeyed > self._epoch
@@ -143,10 +149,14 @@ class NodeLinks(NodeLinkServicer):
             raise Unavailable("the controller is stopping")
         if len(self._links) >= LINKS_MAX:
             raise Unavailable(f"{len(self._links)} nodes are linked, which is the limit")
-        if self._epoch and self.obeyed_later_epoch(context):
-            raise Unavailable(f"another controller leads, later than epoch {self._epoch}")
+        if self.obeyed_later_epoch(context):
+            raise Unavailable(
+                f"another controller leads, later than epoch {self._epoch}",
+                hint="if none does, and this one's registry is new, start the node again",
+            )
         self._made += 1
-        link = self._links[self._made] = _Link(self._made)
+        told = self._epoch if self._leased or _obeyed(context) else 0
+        link = self._links[self._made] = _Link(self._made, told)
         try:
             hello = await _hello(request_iterator)
             await self._serve(link, hello, request_iterator, context)

@@ -567,10 +567,10 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             charged=lambda r: self._gateway.charged_before(r),
         )
         self._tokenizers = Tokenizers(find=tables.text, pool=TextPool())
-        leased = config.state is not None
         self._links = NodeLinks(
             post=self._post,
-            epoch=database.epoch if leased else 0,
+            epoch=database.epoch,
+            leased=config.state is not None,
             shown=database.show,
             may_join=partial(may_join, access.gate),
         )

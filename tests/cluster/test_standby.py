@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from mesh.cli.verbs.state import copied
 from mesh.controller.lease import LEASE_S
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import Unavailable
 from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
-from mesh.wire.connection import EPOCH_KEY
+from mesh.wire.connection import EPOCH_KEY, Connection
 from mesh.wire.credentials import Credentials
-from tests.cluster.conftest import LEAD_S_MAX, until
-from tests.controller.live import PATIENT, SPEC, FakeNode, LiveCell, live_cell
+from tests.cluster.conftest import LEAD_S_MAX, leading, until
+from tests.controller.live import HELLO, PATIENT, SPEC, FakeNode, LiveCell, live_cell
 from tests.controller.test_access import made_keys, showing
+from tests.e2e.live_cell import free_port
 from tests.support.postgres_server import PostgresServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -36,11 +38,7 @@ def http_status(url: str) -> tuple[int, str]:
 
 
 def free_address() -> str:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_deployed(
@@ -225,3 +223,32 @@ async def test_a_higher_epoch_ends_a_leader_that_cannot_renew_where_a_node_shows
     with pytest.raises(Unavailable, match="another controller leads the cell now"):
         await shown()
     assert led_on == [True, True], "only where it could not renew, and for a node alone"
+
+
+async def test_a_node_follows_a_registry_that_is_copied_to_a_file_and_back_and_no_other(
+    server: PostgresServer, cell: str, tmp_path: Path
+) -> None:
+    async def joined(home: str, epoch: int, state: str | None = None) -> int:
+        """The epoch that a node obeys then, which has obeyed this one."""
+        async with live_cell(tmp_path / home, state=state) as one:
+            node = Connection(
+                address=one.address, reports_max=1, welcome_s_max=LEAD_S_MAX, epoch=epoch
+            )
+            async with node:
+                await node.open(HELLO)
+            return node.epoch
+
+    url, again = server.url(cell), server.url(f"{cell}-again")
+    for _ in range(3):
+        async with leading(url):
+            pass
+    first = await joined("one", 0, url)
+    assert first == 4
+    with pytest.raises(Unavailable, match="another controller leads, later than epoch 1"):
+        await joined("new", first)
+    await copied(url, str(tmp_path / "file"))
+    second = await joined("file", first)
+    await copied(str(tmp_path / "file"), again)
+    third = await joined("two", second, again)
+    assert first < second < third
+    assert await joined("newer", 0) == 0, "whoever begins anew has these nodes, too"

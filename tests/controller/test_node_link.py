@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -194,7 +195,8 @@ async def test_a_break_that_is_an_end_and_a_cancellation_is_told_once(loop_turns
         yield report_to_wire(HELLO)
         await died.wait()
 
-    serving = asyncio.create_task(NodeLinks(post=post).Connect(reports(), None))
+    context = SimpleNamespace(invocation_metadata=tuple)
+    serving = asyncio.create_task(NodeLinks(post=post).Connect(reports(), context))
     await came.wait()
     died.set()
     for _ in range(loop_turns):
