@@ -134,7 +134,7 @@ class NodeLink:
         """
         if len(self._addresses) == 1:
             return
-        led = set(self._addresses)
+        led, doubled = set(self._addresses), False
         channels = [dial(address) for address in self._addresses]
         try:
             while True:
@@ -146,6 +146,11 @@ class NodeLink:
                     address, leads = self._addresses[n], said is Look.LEADS
                     begun = leads and address not in led
                     led = led | {address} if leads else led - {address}
+                    linked = self._connection is not None and self._connection.opened
+                    if leads and linked and not (begun or doubled):
+                        doubled = True
+                        both = f"{self._address} has this node, and {address} leads, too"
+                        logger.warning("%s: they may be of two cells; --join names one's", both)
                     if begun and self._connection is not None:
                         self._at = n
                         self._connection.close(f"the controller at {address} leads now")

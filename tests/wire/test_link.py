@@ -399,3 +399,23 @@ async def test_looks_at_one_that_stands_by_share_a_connection() -> None:
         await until(second.changed, lambda: len(second.looked_from) >= 3)
         await ends.stop()
     assert len(set(second.looked_from)) == 1
+
+
+async def test_a_node_that_is_given_the_controllers_of_two_cells_is_in_one_at_a_time_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = Controller(take_at(4)), Controller(take_at(4))
+    first.leads = second.leads = True
+    async with second.serving():
+        async with first.serving():
+            ends = Ends(f"{first.address},{second.address}")
+            await ends.until(lambda: ends.opened == 1)
+            await until(second.changed, lambda: len(second.looked_from) >= 4)
+            assert (first.connections, second.connections) == (1, 0)
+        await ends.until(lambda: ends.opened == 2)
+        assert (len(ends.closed), second.connections) == (1, 1)
+        await ends.stop()
+    said = [one.message for one in caplog.records if "two cells" in one.message]
+    assert len(said) == 1
+    assert first.address in said[0]
+    assert second.address in said[0]
