@@ -163,17 +163,31 @@ class VirtualFront:
             behind = self._behind[name] = _CellCallers(self.clock, self.callers.lengths)
             behind.post = host.post
             self.cells[name] = VirtualCell(plan, clock=self.clock, callers=behind)
+        self._deployed = {
+            one.spec.name: (plan, one)
+            for plan in reversed([*plans.values()])
+            for one in plan.deployments
+        }
+        """Each deployment, with the first cell that has it."""
         for name in plans:
             self._look(name, 0)
         self._arrived = self._to_come = 0
 
     def kill(self, name: CellName) -> None:
-        """The whole cell: its controller and its nodes."""
+        """The whole cell: its controller, and its nodes with all that they have loaded."""
+        self.kill_controller(name)
+        for node in self.cells[name].nodes:
+            node.crash(silently=True)
+
+    def kill_controller(self, name: CellName) -> None:
         self.cells[name].controller.kill()
 
     def start(self, name: CellName) -> None:
-        """Its next controller leads, and its nodes join that."""
+        """Its next controller leads, and its nodes join that: those that were killed are empty."""
         self.cells[name].controller.start()
+        for node in self.cells[name].nodes:
+            if node.plan.comes_s is None:  # others come when they are wanted
+                node.restart()
 
     def ask(self, asked: AskCell) -> None:
         """See `mesh.runtime.front_actions.CellCalls`."""
@@ -206,12 +220,7 @@ class VirtualFront:
         self._to_come -= 1
         self._arrived += 1
         name = DeploymentName(arrival.deployment)
-        plan = next(
-            cell.plan
-            for cell in self.cells.values()
-            if any(one.spec.name == name for one in cell.plan.deployments)
-        )
-        deployment = next(one for one in plan.deployments if one.spec.name == name)
+        plan, deployment = self._deployed[name]
         request = Request(
             request_id=RequestId(f"r-{self._arrived}"),
             deployment=name,

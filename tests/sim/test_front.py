@@ -11,6 +11,7 @@ import pytest
 from mesh import __version__
 from mesh.core.front import FrontCore, ranked
 from mesh.domain.ids import CellName
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
 from mesh.runtime.journal import FrontStart, Journal, read_journal, replay
@@ -89,10 +90,33 @@ def test_a_cell_whose_next_leader_comes_soon_loses_nothing_with_one_home(made: C
     for n in range(6):
         at_s = front.clock.now_s() + 3.0 + 3.0 * n
         cell = CELLS[n % len(CELLS)]
-        front.clock.call_at(at_s, partial(front.kill, cell))
+        front.clock.call_at(at_s, partial(front.kill_controller, cell))
         front.clock.call_at(at_s + 1.0, partial(front.start, cell))
     outcomes = front.run(load(made))
     assert set(ends(outcomes)) <= {FinishReason.LENGTH, FinishReason.STOP}
+
+
+def test_a_whole_cell_that_is_killed_comes_back_with_empty_nodes(made: CellPlan) -> None:
+    front = VirtualFront(plans(made, 2))
+    nodes = front.cells[LOST].nodes
+    looks: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        looks.append(
+            (any(n.agent.alive for n in nodes), any(n.engine.has_instances() for n in nodes))
+        )
+
+    began_s = front.clock.now_s()
+    for at_s, what in ((7.9, look), (8.0, partial(front.kill, LOST)), (8.1, look)):
+        front.clock.call_at(began_s + at_s, what)
+    front.clock.call_at(began_s + 12.0, partial(front.start, LOST))
+    front.clock.call_at(began_s + 12.0, look)
+    outcomes = front.run(load(made))
+    assert set(ends(outcomes)) <= {FinishReason.LENGTH, FinishReason.STOP}
+    before, killed, back = looks
+    assert (before, killed[0], back) == ((True, True), False, (True, False))
+    seen = front.cells[LOST].core.snapshot(front.clock.now_s()).nodes
+    assert [one.state for one in seen] == [NodeState.READY] * len(nodes)
 
 
 @pytest.mark.skipif(not DEEP, reason="it takes more than ten minutes: MESH_DEEP=1")
