@@ -2,10 +2,11 @@
 
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 import ray
@@ -23,7 +24,15 @@ POLL_S = 0.25
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Be a driver of the Ray at this address. Raises InvalidInput and Unavailable, within 10 s."""
+    """Be a driver of the Ray at this address. Raises InvalidInput and Unavailable, within 10 s.
+
+    What is printed within goes to stderr: Ray prints there what fails in its cluster.
+    """
+    with redirect_stdout(sys.stderr):
+        yield from _driving(address)
+
+
+def _driving(address: str) -> Iterator[None]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidInput(

@@ -7,14 +7,15 @@ files. Before: `mesh fleet`. After: `keeper`, one for each device, and Ray's aut
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 import requests
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mesh.domain.values import dataclass, replace
@@ -70,7 +71,9 @@ class FleetSeen:
     looked: bool = False
     """Whether the supplier has looked at its machines since it began."""
     problem: str = ""
-    """Why the controller's number is not known, or the last look failed."""
+    """Why the controller's number is not known, which agents and machines are lost, or why the last
+    look failed.
+    """
 
 
 class Supplier:
@@ -81,6 +84,10 @@ class Supplier:
         self._started = 0
         self._found: dict[str, frozenset[str]] = {}
         """Devices with living agents of each machine, as they were when it was first seen."""
+        self._asking: dict[str, Any] = {}
+        """The answers of machines that have not said yet which agents live there."""
+        self._lost: dict[str, str] = {}
+        """Why keepers were lost, by their places, until as many agents run as are wanted."""
         self._seen = FleetSeen(wanted=spec.nodes, places=0, agents=())
         self._asked, self._asked_s = 0, 0.0
         threading.Thread(target=self._run, name="supply", daemon=True).start()
@@ -96,36 +103,46 @@ class Supplier:
             try:
                 self._look()
             except Exception as error:  # of Ray, or a file's: the next look may be better
-                said = str(error).strip().splitlines() or [type(error).__name__]
-                self._seen = replace(self._seen, problem=said[0])
+                self._seen = replace(self._seen, problem=_reason(error))
             time.sleep(LOOK_S)
 
     def _look(self) -> None:
         wanted, problem = self._wanted()
-        machines = {
-            node["NodeID"]: int(node["Resources"].get(self._spec.resource, 0))
-            for node in ray.nodes()
+        nodes = ray.nodes()
+        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
+        devices = [
+            (node["NodeID"], f"{self._spec.device}{index}")
+            for node in nodes
             if node["Alive"]
-        }
+            for index in range(int(node["Resources"].get(self._spec.resource, 0)))
+        ]
         self._find_keepers()
         agents = self._ask_keepers()
-        places = [
-            self._place(machine, f"{self._spec.device}{index}", agents)
-            for machine, devices in machines.items()
-            for index in range(devices)
-        ]
+        if wanted is not None and sum(bool(a and a.pid) for a in agents.values()) >= wanted:
+            self._lost.clear()
+        unusable = self._ask_machines(m for m, device in devices if f"{device}@{m}" not in agents)
+        problems = [problem] * bool(problem)
+        problems += [f"{hosts[machine]} is not used: {why}" for machine, why in unusable.items()]
+        for lost, why in self._lost.items():
+            device, _, machine = lost.partition("@")
+            problems.append(f"{hosts.get(machine, machine)}-{device} is lost: {why}")
         if wanted is not None:
             self._ask_for_machines(max(wanted, len(self._keepers)))
         self._seen = FleetSeen(
             wanted=wanted,
-            places=len(places),
+            places=len(devices),
             agents=tuple(agent for agent in agents.values() if agent is not None),
             waiting=sum(agent is None for agent in agents.values()),
             looked=True,
-            problem=problem,
+            problem="; ".join(problems),
         )
         if wanted is None:
             return
+        places = [
+            self._place(machine, device, agents)
+            for machine, device in devices
+            if machine not in unusable or f"{device}@{machine}" in agents
+        ]
         choice = choose(places, wanted)
         for place in choice.keep:
             self._keep(place)
@@ -163,12 +180,13 @@ class Supplier:
         for name in sorted(ray.util.list_named_actors()):
             place = name.removeprefix(prefix)
             if place != name and place not in self._keepers:
-                self._started += 1
-                self._keepers[place] = self._started, ray.get_actor(name)
+                with suppress(ValueError):  # it has died since
+                    self._keepers[place] = self._started + 1, ray.get_actor(name)
+                    self._started += 1
 
     def _ask_keepers(self) -> dict[str, AgentSeen | None]:
-        """What each keeper sees; `None`: Ray is starting it. Those whose machine has gone are
-        forgotten, and those that have drained their agent end.
+        """What each keeper sees; `None`: Ray is starting it. Those that Ray cannot start, such as
+        those whose machine has gone, are forgotten, and those that have drained their agent end.
         """
         asked = {place: actor.seen.remote() for place, (_, actor) in self._keepers.items()}
         if asked:
@@ -180,15 +198,43 @@ class Supplier:
             except (GetTimeoutError, ActorUnavailableError):
                 agents[place] = None
                 continue
-            except RayActorError:
-                del self._keepers[place]
+            except RayError as error:
+                self._forget(place)
+                self._lost[place] = _reason(error)
                 continue
             if agent.leaving and agent.pid is None:
-                ray.kill(self._keepers.pop(place)[1])
-                self._found.pop(place.partition("@")[2], None)
+                ray.kill(self._forget(place))
                 continue
             agents[place] = agent
         return agents
+
+    def _forget(self, place: str) -> Any:
+        """Its keeper is no more; agents that it may have left are looked for anew."""
+        self._found.pop(place.partition("@")[2], None)
+        return self._keepers.pop(place)[1]
+
+    def _ask_machines(self, machines: Iterable[str]) -> dict[str, str]:
+        """Find out which agents live on these machines, and why that is not known of some."""
+        unknown = [machine for machine in dict.fromkeys(machines) if machine not in self._found]
+        new = [machine for machine in unknown if machine not in self._asking]
+        for machine in new:
+            living = ray.remote(_living).options(num_cpus=0, scheduling_strategy=_on(machine))
+            self._asking[machine] = living.remote(self._spec.home)
+        if new:
+            answers = [self._asking[machine] for machine in new]
+            ray.wait(answers, num_returns=len(new), timeout=ANSWER_S_MAX)
+        self._asking = {machine: self._asking[machine] for machine in unknown}
+        failed = {}
+        for machine in unknown:
+            try:
+                self._found[machine] = ray.get(self._asking[machine], timeout=0.0)
+            except GetTimeoutError:
+                failed[machine] = "it has not said yet which agents live there"
+                continue
+            except RayError as error:
+                failed[machine] = _reason(error)
+            del self._asking[machine]
+        return failed
 
     def _place(self, machine: str, device: str, agents: Mapping[str, AgentSeen | None]) -> Place:
         name = f"{device}@{machine}"
@@ -197,10 +243,6 @@ class Supplier:
             leaving = agent is not None and agent.leaving
             use = Use.LEAVING if leaving else Use.KEPT
             return Place(machine=machine, device=device, use=use, since=self._keepers[name][0])
-        if machine not in self._found:
-            living = ray.remote(_living).options(num_cpus=0, scheduling_strategy=_on(machine))
-            looked = living.remote(self._spec.home)
-            self._found[machine] = ray.get(looked, timeout=ANSWER_S_MAX)
         use = Use.FOUND if device in self._found[machine] else Use.FREE
         return Place(machine=machine, device=device, use=use)
 
@@ -242,6 +284,11 @@ class Supplier:
         except (ValueError, RayError):
             return []
         return found
+
+
+def _reason(error: Exception) -> str:
+    """Ray's errors begin with where they come from."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _on(machine: str) -> NodeAffinitySchedulingStrategy:

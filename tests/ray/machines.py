@@ -34,9 +34,10 @@ def started(folder: Path, host: str, *options: str, **environ: str) -> "subproce
     machines share a folder and start at once they take each other's sockets.
     """
     command = ["ray", "start", "--temp-dir", str(folder / host), *options, *ALIKE]
+    own = {"MACHINE": host, "MESH_HOME": str(folder / f"{host}-home")}
     return subprocess.Popen(
         ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command],
-        env={**environment(), "MESH_HOME": str(folder / f"{host}-home"), **environ},
+        env={**environment(), **own, **environ},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -55,10 +56,12 @@ class RayMachines:
     def start(self) -> None:
         """Start the head, which has no device for mesh, and then the machines."""
         self.start_head()
-        joining = ("--address", self.address, "--num-cpus", "1")
-        device = ("--resources", json.dumps({"mesh_cpu": 1}))
         for name in self._names:
-            self._start(name, *joining, *device)
+            self.start_machine(name)
+
+    def start_machine(self, name: str, **environ: str) -> None:
+        joining = ("--address", self.address, "--num-cpus", "1")
+        self._start(name, *joining, "--resources", json.dumps({"mesh_cpu": 1}), **environ)
 
     def start_head(self, *options: str, **environ: str) -> None:
         plain = ("--head", "--port", str(PORT), "--num-cpus", "0", "--include-dashboard", "false")
@@ -75,6 +78,13 @@ class RayMachines:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(self._of_ray(), timeout=10.0)
+
+    def lose(self, name: str) -> None:
+        """All processes of a machine at once, as when its power fails."""
+        for process in psutil.process_iter(["environ"]):
+            if (process.info["environ"] or {}).get("MACHINE") == name:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def clear(self) -> None:
         """End Ray, and what it has left."""

@@ -172,6 +172,32 @@ def test_agents_outlive_their_actors_which_find_them_again(
     assert machines.agents() == agents
 
 
+def test_a_lost_machine_is_told_and_its_agent_is_back_with_it(
+    machines: RayMachines, cell: LiveCell, agents: dict[str, int]
+) -> None:
+    """The other machines go on meanwhile, and no keeper is waited for that cannot be."""
+    machines.lose("m2")
+    eventually(lambda: "m2-cpu0" in seen(machines)["problem"])
+    assert machines.agents() == {name: pid for name, pid in agents.items() if name != "m2-cpu0"}
+    machines.start_machine("m2")
+    eventually(lambda: settled(cell, machines, NODES))
+    eventually(lambda: not seen(machines)["problem"])
+
+
+def test_a_machine_that_cannot_be_used_is_told_and_the_others_are_used(
+    machines: RayMachines, cell: LiveCell, agents: dict[str, int]
+) -> None:
+    machines.start_machine("m4", MESH_HOME="~nobody-of-this-name/mesh")
+    try:
+        eventually(lambda: "m4 is not used" in seen(machines)["problem"])
+        assert machines.mesh("scale", "2").returncode == 0
+        eventually(lambda: count(cell, machines, 2))
+        assert machines.mesh("scale", "3").returncode == 0
+        eventually(lambda: settled(cell, machines, NODES))
+    finally:
+        machines.lose("m4")
+
+
 def test_no_call_notices_that_ray_dies_and_is_started_anew(
     machines: RayMachines, cell: LiveCell, agents: dict[str, int], tmp_path: Path
 ) -> None:

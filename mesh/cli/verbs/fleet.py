@@ -137,9 +137,9 @@ def up(
             if any(agent.pid is None and agent.starts >= STARTS_MAX for agent in found.agents):
                 break
             time.sleep(POLL_S)
-        _show(found, Format.TABLE)
-        if not _settled(found):
-            raise MeshError(_lacks(found, device), hint="`mesh fleet status` shows how it goes on")
+    _show(found, Format.TABLE)
+    if not _settled(found):
+        raise MeshError(_lacks(found, device), hint="`mesh fleet status` shows how it goes on")
 
 
 @fleet.command()
@@ -150,7 +150,8 @@ def status(address: str, device: str, form: Format) -> None:
     from mesh_fleet.fleet import connected, seen
 
     with connected(address):
-        _show(seen(device), form)
+        found = seen(device)
+    _show(found, form)
 
 
 @fleet.command()
