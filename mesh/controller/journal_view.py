@@ -35,7 +35,7 @@ from mesh.runtime.journal import (
     read_journal,
 )
 from mesh.runtime.starting import controller_core
-from mesh.runtime.turns import others_first
+from mesh.runtime.turns import at_once, others_first
 
 SHOWN_CHARS_MAX = 4_000
 SAMPLE_S = 1.0
@@ -168,7 +168,7 @@ class JournalView:
         for n in range(max(silent - SAMPLES_MAX, 0) + 1, silent + 1):
             now_s = begun_s + n * SAMPLE_S
             running, queued = self._core.load()
-            seen = gauges(self._core.snapshot(now_s).nodes)
+            seen = at_once(gauges(self._core.snapshot(now_s).nodes))
             at_s = now_s - self._first_s
             self._recent.sample(now_s, at_s, running=running, queued=queued, gauges=seen)
             self._turn_s = await others_first(self._turn_s)

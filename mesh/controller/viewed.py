@@ -113,7 +113,8 @@ class Viewed:
 
     async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         snapshot = with_failed(await self._looked(), self.failure)
-        self._gauges = self.clock.now_s(), gauges(snapshot.nodes)
+        await asyncio.sleep(0)
+        self._gauges = self.clock.now_s(), await in_turns(gauges(snapshot.nodes))
         self._see(snapshot.nodes)
         pictures = []
         for asks in callers:
@@ -188,8 +189,9 @@ class Viewed:
             now_s, unix_s = self.clock.now_s(), round(time.time(), 3)
             at_s, seen = self._gauges
             if now_s - at_s > GAUGES_S:
-                looks = number % GAUGE_SAMPLES == 0
-                seen = gauges((await self._looked()).nodes) if looks else CellGauges()
+                seen = CellGauges()
+                if number % GAUGE_SAMPLES == 0:
+                    seen = await in_turns(gauges((await self._looked()).nodes))
             self.recent.sample(now_s, unix_s, running=running, queued=queued, gauges=seen)
             await asyncio.sleep(SAMPLE_S)
 

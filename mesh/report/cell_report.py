@@ -16,6 +16,7 @@ from mesh.domain.views import CellLine, CellSnapshot
 from mesh.report.calls import CallEnd, Load
 from mesh.report.distribution import Distribution
 from mesh.report.memory_parts import gauges
+from mesh.runtime.turns import at_once
 
 ALL = "all"
 LOOKS_MAX = 240
@@ -172,4 +173,4 @@ class Looks:
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         due = not self.seen or now_s - self.seen[-1][0] >= self.every_s
         if self.snapshot is not None and due:
-            self.seen.append((now_s, gauges(self.snapshot(now_s).nodes)))
+            self.seen.append((now_s, at_once(gauges(self.snapshot(now_s).nodes))))

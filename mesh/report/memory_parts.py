@@ -10,7 +10,8 @@ from statistics import fmean
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.recent import CellGauges
 from mesh.domain.values import dataclass
-from mesh.domain.views import NodeSnapshot
+from mesh.domain.views import InstanceSnapshot, NodeSnapshot
+from mesh.runtime.turns import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,17 @@ def free_bytes(node: NodeSnapshot) -> int:
     return node.memory_bytes - node.base_bytes - node.promised_bytes
 
 
-def gauges(nodes: Sequence[NodeSnapshot]) -> CellGauges:
-    """The gauges of these nodes together."""
-    instances = [instance for node in nodes for instance in node.instances]
-    busy = [i for i in instances if i.batch and i.iteration_s]
-    headrooms = [i.headroom_least_s for i in instances if i.headroom_least_s is not None]
+def gauges(nodes: Sequence[NodeSnapshot]) -> Steps[CellGauges]:
+    """The gauges of these nodes together, a node a step."""
+    busy: list[InstanceSnapshot] = []
+    headrooms: list[float] = []
     sizes: dict[str, int] = {}
     for node in nodes:
+        busy += [i for i in node.instances if i.batch and i.iteration_s]
+        headrooms += [i.headroom_least_s for i in node.instances if i.headroom_least_s is not None]
         for part in parts(node):
             sizes[part.name] = sizes.get(part.name, 0) + part.size_bytes
+        yield
     return CellGauges(
         nodes_ready=sum(node.state is NodeState.READY for node in nodes),
         nodes_used=sum(bool(node.instances) for node in nodes),
