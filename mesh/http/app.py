@@ -38,7 +38,14 @@ from mesh.http.openapi import document
 from mesh.http.operating import Operate, operating_together
 from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
-from mesh.http.refusals import Failure, dialect_of, encoded, json_response, status_and_code
+from mesh.http.refusals import (
+    Failure,
+    dialect_of,
+    encoded,
+    json_response,
+    retry_headers,
+    status_and_code,
+)
 from mesh.http.responses import CountInput, Responses
 from mesh.http.sessions import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, Session, Sessions, shown_in
 from mesh.http.together import Gateway
@@ -291,4 +298,6 @@ async def _failed(request: Request, error: Exception) -> Response:
 def _error_response(request: Request, error: MeshError, status: int, code: str) -> Response:
     failure = Failure(error=error, status=status, code=code)
     status, body = dialect_of(request.url.path).refusal(failure)
-    return json_response(body, status)
+    response = json_response(body, status)
+    response.raw_headers += retry_headers(error)
+    return response

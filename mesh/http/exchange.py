@@ -69,10 +69,16 @@ logger = logging.getLogger(__name__)
 
 class Bodies:
     """Bodies that are being read, of all exchanges of a server, and their bytes. A tenant has at
-    most a share of them, since a body may take its time.
+    most a share of them, since a body may take its time. `what` else may be read is bounded so.
     """
 
-    def __init__(self, bytes_max: int = IN_HAND_BYTES_MAX, count_max: int = IN_HAND_MAX) -> None:
+    def __init__(
+        self,
+        bytes_max: int = IN_HAND_BYTES_MAX,
+        count_max: int = IN_HAND_MAX,
+        what: str = "bodies",
+    ) -> None:
+        self._what = what
         self._bytes_max = bytes_max
         self._count_max = count_max
         self._bytes: Counter[str] = Counter()
@@ -85,7 +91,7 @@ class Bodies:
         of whom `of` names. Raises Refused where there are too many.
         """
         tenant = caller().tenant if of is None else of
-        self._check("bodies", self._counts, 1, self._count_max, tenant)
+        self._check(self._what, self._counts, 1, self._count_max, tenant)
         self._counts[tenant] += 1
         body = BodyInHand(self, tenant)
         try:
@@ -96,7 +102,7 @@ class Bodies:
 
     def move(self, more: int, tenant: str) -> None:
         """Raises Refused where there would be too many bytes."""
-        self._check("bytes of bodies", self._bytes, more, self._bytes_max, tenant)
+        self._check(f"bytes of {self._what}", self._bytes, more, self._bytes_max, tenant)
         self._bytes[tenant] += more
 
     def _check(self, what: str, of: Counter[str], more: int, most: int, tenant: str) -> None:

@@ -127,7 +127,9 @@ class OperateAll:
     def __init__(self, each: Callable[[DeploymentSpec], Awaitable[Plain]], bodies: Bodies) -> None:
         self._each = each
         self._bodies = bodies
-        self._lines = {role: (Bodies(count_max=FILES_MAX), asyncio.Lock()) for role in Role}
+        self._lines = {
+            role: (Bodies(count_max=FILES_MAX, what="manifests"), asyncio.Lock()) for role in Role
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)

@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mesh.domain.access import Caller
+from mesh.domain.access import Caller, Role
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.usage import HOUR_S, Usage, UsageBy
 from mesh.domain.views import ProfileView
+from mesh.http.exchange import Bodies
 from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import check_origin
@@ -30,6 +31,10 @@ from mesh.wire.access import caller
 
 AFTER_MAX = 2**53
 USAGE_S_MAX = 400 * 24 * 3600.0
+REPORTS_MAX = 8
+"""Reports, traces and sums of usage that are made at once in threads, of operators and of tenants;
+a tenant has a quarter of these.
+"""
 _SHOWN_CHARS = 40
 
 
@@ -59,6 +64,7 @@ class Reads(Protocol):
 
 def reading(told: Callable[[], Reads]) -> list[Route]:
     """The routes; `told` gives what is read now."""
+    made = {role: Bodies(count_max=REPORTS_MAX, what="reports") for role in Role}
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
@@ -88,7 +94,8 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
         return json_response(told().wanted())
 
     async def trace(request: Request) -> Response:
-        body = await asyncio.to_thread(_trace, told().trace(caller()))
+        with made[caller().role].reading():
+            body = await asyncio.to_thread(_trace, told().trace(caller()))
         named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
         return Response(body, media_type="application/json", headers=named)
 
@@ -100,17 +107,21 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
                 f"by={given[:_SHOWN_CHARS]!r} is nothing that usage is summed by",
                 hint=f"there are {', '.join(UsageBy)}",
             )
-        found = await told().usage(caller(), time.time() - since_s, UsageBy(given))
-        body = await asyncio.to_thread(_listed, map(plain, found))
+        with made[caller().role].reading():
+            found = await told().usage(caller(), time.time() - since_s, UsageBy(given))
+            body = await asyncio.to_thread(_listed, map(plain, found))
         return Response(body, media_type="application/json")
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        return json_response(plain(await told().report(caller(), since_s)))
+        with made[caller().role].reading():
+            found = await told().report(caller(), since_s)
+        return json_response(plain(found))
 
     async def report_page(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        text = await asyncio.to_thread(page, await told().report(caller(), since_s))
+        with made[caller().role].reading():
+            text = await asyncio.to_thread(page, await told().report(caller(), since_s))
         named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
         return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
 

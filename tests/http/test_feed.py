@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -21,11 +22,12 @@ from mesh.domain.reasons import RefusalReason
 from mesh.domain.recent import CellSample
 from mesh.domain.views import CellEvent, CellLine
 from mesh.http import feed as feeds
+from mesh.http import reading as readings
 from mesh.http import viewing
 from mesh.http.app import assembled
 from mesh.http.feed import VIEWER_EVENTS_MAX, VIEWERS_MAX, Feed
 from mesh.http.journal import view_only
-from mesh.http.reading import Reads
+from mesh.http.reading import REPORTS_MAX, Reads
 from mesh.http.refusals import encoded
 from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
@@ -465,6 +467,27 @@ async def test_a_viewer_that_leaves_is_seen_to_leave(http: Edge) -> None:
     client.close()
     again = await http.get("/api/v1/cell")
     assert again.json()["why"] == ""
+
+
+async def test_reports_that_are_made_at_once_are_bounded(
+    http: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(readings, "page", lambda _: str(may_end.wait(WAIT_S_MAX)))
+    made = [raw(http, b"GET /api/v1/report.html", b"") for _ in range(REPORTS_MAX)]
+    await asyncio.sleep(0.2)
+    for path in ("report", "report.html", "trace", "usage"):
+        client = raw(http, b"GET /api/v1/" + path.encode(), b"")
+        client.setblocking(False)
+        told = await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+        assert told.startswith(b"HTTP/1.1 429")
+        assert b"retry-after: 1" in told.lower()
+        client.close()
+    may_end.set()
+    for client in made:
+        assert (await asyncio.to_thread(client.recv, 1 << 16)).startswith(b"HTTP/1.1 200")
+        client.close()
+    assert (await http.get("/api/v1/usage")).status_code == 200
 
 
 async def test_requests_are_shown_told_whole_and_cancelled(http: Edge) -> None:
