@@ -8,6 +8,7 @@ Before: `access`, which asks for what a session stands for, and the routes. Afte
 
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -29,7 +30,7 @@ COOKIE = "mesh_session"
 TOKEN_HEADER = "x-mesh-csrf"
 SESSION_S_MAX = 12 * 3600.0
 SESSIONS_MAX = 1_000
-"""Beyond that the oldest ends."""
+"""Beyond that the oldest of the key that has the most ends."""
 SIGN_INS_MAX, SIGN_IN_BYTES_MAX = 64, 64 << 10
 """Bodies of those who sign in that are being read, and their bytes: anybody may send them, and an
 address has a tenant's share of them.
@@ -60,8 +61,10 @@ class Sessions:
         """A new session: its cookie's value and its token for changes."""
         now_s = self._now_s()
         self._open = {token: one for token, one in self._open.items() if one.until_s > now_s}
-        while len(self._open) >= SESSIONS_MAX:
-            del self._open[next(iter(self._open))]
+        if len(self._open) >= SESSIONS_MAX:
+            ((most, _),) = Counter(one.authorization for one in self._open.values()).most_common(1)
+            oldest = (t for t, one in self._open.items() if one.authorization == most)
+            del self._open[next(oldest)]
         token, csrf = secrets.token_urlsafe(_TOKEN_BYTES), secrets.token_urlsafe(_TOKEN_BYTES)
         until_s = now_s + SESSION_S_MAX
         self._open[token] = _Session(authorization=authorization, csrf=csrf, until_s=until_s)

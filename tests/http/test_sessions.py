@@ -275,8 +275,9 @@ def test_sessions_end_and_are_bounded() -> None:
         return Request({"type": "http", "method": "GET", "headers": [cookie]})
 
     first, _ = kept.begin("Bearer one")
-    assert kept.authorization(request(first)) == "Bearer one"
     tokens = [kept.begin("Bearer more")[0] for _ in range(SESSIONS_MAX)]
-    assert kept.authorization(request(first)) is None, "the oldest has made room"
+    assert kept.authorization(request(first)) == "Bearer one", "another key ends no session of it"
+    found = [kept.authorization(request(token)) for token in tokens]
+    assert found == [None, *["Bearer more"] * (SESSIONS_MAX - 1)], "the oldest has made room"
     now_s = SESSION_S_MAX
     assert kept.authorization(request(tokens[-1])) is None
