@@ -27,6 +27,7 @@ from mesh.http.tools import Strict
 from mesh.wire.access import Gate
 
 COOKIE = "mesh_session"
+"""The port follows: a browser sends the cookies of a host to all of its ports."""
 TOKEN_HEADER = "x-mesh-csrf"
 SESSION_S_MAX = 12 * 3600.0
 SESSIONS_MAX = 1_000
@@ -71,11 +72,11 @@ class Sessions:
         return token, csrf
 
     def end(self, request: Request) -> None:
-        self._open.pop(request.cookies.get(COOKIE, ""), None)
+        self._open.pop(request.cookies.get(cookie_of(request), ""), None)
 
     def of(self, request: Request) -> _Session | None:
         """The session of a request's cookie; `None` where there is none, or where it is over."""
-        found = self._open.get(request.cookies.get(COOKIE, ""))
+        found = self._open.get(request.cookies.get(cookie_of(request), ""))
         return found if found is not None and found.until_s > self._now_s() else None
 
     def authorization(self, request: Request) -> str | None:
@@ -96,6 +97,12 @@ class Sessions:
                 hint="reload the page",
             )
         return session.authorization
+
+
+def cookie_of(request: Request) -> str:
+    """The name of its session's cookie, by the port that the browser has asked."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdecimal() else COOKIE
 
 
 def shown_in(request: Request) -> str | None:
@@ -131,7 +138,7 @@ class Session:
                 token, csrf = self._sessions.begin(authorization)
                 response = _told(caller, wants_keys=self._gate.wants_keys, csrf=csrf)
                 response.set_cookie(
-                    COOKIE,
+                    cookie_of(request),
                     token,
                     max_age=int(SESSION_S_MAX),
                     httponly=True,
@@ -142,7 +149,7 @@ class Session:
                 self._sessions.authorization(request)
                 self._sessions.end(request)
                 response = _told(None, wants_keys=self._gate.wants_keys)
-                response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+                response.delete_cookie(cookie_of(request), httponly=True, samesite="strict")
             else:
                 response = self._whose(request)
             await response(scope, receive, send)

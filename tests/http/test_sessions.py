@@ -88,8 +88,24 @@ async def test_a_change_needs_the_token_and_this_origin(closed: tuple[LiveCell, 
         given = {name: value.encode() for name, value in headers.items()}
         for path, body in ((load, {}), ("/v1/chat/completions", HELLO)):
             assert (await tab.ask("POST", path, body, headers=given)).status_code == 403, headers
-    guessed = {"Cookie": f"{COOKIE}=guess"}
+    guessed = {"Cookie": f"{COOKIE}_{cell.http.rpartition(':')[2]}=guess"}
     assert (await Tab(cell).ask("GET", "/api/v1/cell", headers=guessed)).status_code == 401
+
+
+async def test_cells_on_one_host_leave_each_other_signed_in(
+    closed: tuple[LiveCell, Keys], tmp_path: Path
+) -> None:
+    cell, keys = closed
+    tab = Tab(cell)
+    await tab.sign_in(keys.a)
+    async with keyed(tmp_path / "other") as (other, others):
+        beside = Tab(other)
+        beside.http.cookies = tab.http.cookies  # of one browser, which knows no ports of cookies
+        await beside.sign_in(others.b)
+        for one, tenant in ((tab, "a"), (beside, "b")):
+            assert (await one.ask("GET", "/api/v1/session")).json()["tenant"] == tenant
+        await beside.ask("DELETE", "/api/v1/session")
+        assert (await tab.ask("GET", "/api/v1/session")).json()["tenant"] == "a"
 
 
 async def test_a_tenant_sees_its_own_and_an_operator_all(closed: tuple[LiveCell, Keys]) -> None:
