@@ -254,6 +254,11 @@ def test_the_page_takes_no_journal_that_it_cannot_show(scenario: str, tmp_path: 
         ran = mesh("page", "--journal", str(tmp_path / name), "--http", "127.0.0.1:0")
         assert (ran.code, ran.out) == (2, "")
         assert said in ran.error_lines[0]
+    for listen in ("0.0.0.0:0", "[::]:0", "mesh.example:8071"):
+        ran = mesh("page", "--journal", str(whole), "--http", listen)
+        assert (ran.code, ran.out) == (2, "")
+        assert "without a key" in ran.error_lines[0]
+        assert "--open" in ran.error_lines[1]
 
 
 FAULTS = """

@@ -8,6 +8,8 @@ import click
 
 from mesh.cli import output
 from mesh.cli.options import file_option
+from mesh.domain.errors import InvalidInput
+from mesh.wire.channel import is_loopback, parse_address
 
 DRAIN_S_MAX = 1.0
 DEFAULT_LISTEN = "127.0.0.1:8071"
@@ -23,8 +25,16 @@ DEFAULT_LISTEN = "127.0.0.1:8071"
     show_default=True,
     help="Where browsers find it; port 0 takes a free one.",
 )
-def page(journal: Path, listen: str) -> None:
+@click.option(
+    "--open", "is_open", is_flag=True, help="All may see it, off this machine's loopback, too."
+)
+def page(journal: Path, listen: str, is_open: bool) -> None:
     """Show a controller's journal in the browser: what the cell knew and decided, step by step."""
+    if not is_open and not is_loopback(parse_address(listen)[0]):
+        raise InvalidInput(
+            f"whoever reaches {listen} would see the journal and move in it without a key",
+            hint="give --http 127.0.0.1:PORT, or --open lets everybody do that",
+        )
     asyncio.run(_serve(journal, listen))
 
 
