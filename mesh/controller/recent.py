@@ -1,7 +1,7 @@
 """What came of the calls of the last five minutes, by deployment, and the cell's last 15 minutes.
 
 The meter tells each end and each token; whoever samples tells the queue. A deployment keeps at most
-CALLS_MAX ends, so that a flood costs precision of the window, and never memory.
+CALLS_MAX ends, so that a flood shortens the window, which says so, and never costs memory.
 """
 
 from collections import Counter, deque
@@ -10,11 +10,14 @@ from dataclasses import asdict
 
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.recent import CellGauges, CellSample, RecentCalls
-from mesh.domain.values import dataclass
+from mesh.domain.values import dataclass, replace
+from mesh.report.distribution import Distribution
 
 WINDOW_S = 300.0
 CALLS_MAX = 1_000
-"""At most so many ends of a deployment are kept."""
+"""At most so many ends of a deployment are kept, and of all together."""
+STEP_S = 6.0
+"""A window that these fill is shorter, and told to a tenth of a minute."""
 SAMPLES_MAX = 900
 """A quarter of an hour at one sample a second."""
 LOOK_S, LOOKS_MAX = 14.0, 5_760
@@ -78,7 +81,13 @@ class Recent:
         if known is None or known[0] != changes:
             ends = [end for name in names for end in self._ends.get(name, ())]
             known = self._said[names] = changes, _counted(ends)
-        return known[1]
+        spans_s = [
+            now_s - ends[0].at_s
+            for ends in map(self._ends.get, names)
+            if ends is not None and len(ends) == CALLS_MAX
+        ]
+        window_s = min([WINDOW_S, *(max(round(s / STEP_S), 1) * STEP_S for s in spans_s)])
+        return known[1] if window_s == WINDOW_S else replace(known[1], window_s=window_s)
 
     def _expire(self, now_s: float, name: str) -> None:
         ends = self._ends.get(name)
@@ -122,21 +131,16 @@ class Recent:
 
 def _counted(ends: Sequence[_End]) -> RecentCalls:
     done = [end for end in ends if end.refused is None]
-    ttfts = sorted(end.ttft_s for end in done)
-    tpots = sorted(end.tpot_s for end in done if end.tpot_s is not None)
+    ttft = Distribution.of(end.ttft_s for end in done)
+    tpot = Distribution.of(end.tpot_s for end in done if end.tpot_s is not None)
     refused = Counter(end.refused for end in ends if end.refused is not None)
     return RecentCalls(
         window_s=WINDOW_S,
         finished=len(done),
         met=sum(end.met for end in done),
         refused=tuple(sorted(refused.items())),
-        ttft_p50_s=_quantile(ttfts, 0.5),
-        ttft_p95_s=_quantile(ttfts, 0.95),
-        tpot_p50_s=_quantile(tpots, 0.5),
-        tpot_p95_s=_quantile(tpots, 0.95),
+        ttft_p50_s=ttft.at(50),
+        ttft_p95_s=ttft.at(95),
+        tpot_p50_s=tpot.at(50),
+        tpot_p95_s=tpot.at(95),
     )
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest rank; `None` where there is nothing."""
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None

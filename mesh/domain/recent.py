@@ -14,6 +14,7 @@ class RecentCalls:
     """The calls that ended within the last `window_s` seconds; times are `None` where none has."""
 
     window_s: float
+    """Five minutes, or less where more calls have ended than are kept."""
     finished: int
     """How many have all of their tokens."""
     met: int

@@ -134,8 +134,8 @@ def test_a_window_counts_what_ended_within_it_by_deployment_and_together() -> No
     recent.refused(2.0, "code", RefusalReason.MEMORY_FULL)
     chat = recent.calls(WINDOW_S, ("chat",))
     assert (chat.finished, chat.attainment) == (100, 0.75)
-    assert chat.ttft_p50_s == pytest.approx(0.51)
-    assert chat.ttft_p95_s == pytest.approx(0.96)
+    assert chat.ttft_p50_s == pytest.approx(0.50)
+    assert chat.ttft_p95_s == pytest.approx(0.95)
     assert recent.calls(WINDOW_S).refused == ((RefusalReason.MEMORY_FULL, 1),)
     both = recent.calls(WINDOW_S, ("chat", "code"))
     assert both == recent.calls(WINDOW_S), "all together"
@@ -152,6 +152,8 @@ def test_a_flood_and_a_long_life_cost_no_memory() -> None:
         recent.sample(float(n), float(n), running=1, queued=2)
     assert recent.calls(1.0, ("chat",)).refused == ((RefusalReason.QUEUE_FULL, CALLS_MAX),)
     assert len(recent.samples) == SAMPLES_MAX
+    spans_s = [recent.calls(at_s, ("chat",)).window_s for at_s in (1.0, 11.0, 100.0, WINDOW_S + 1)]
+    assert spans_s == [6.0, 12.0, 96.0, WINDOW_S], "what is counted is of so long"
     recent.forget("chat")
     assert not recent.calls(1.0, ("chat",)).refused
 
