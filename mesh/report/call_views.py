@@ -156,6 +156,7 @@ def _drawn(call: Call, zero_s: float) -> dict[str, Plain]:
         "request_id": str(call.request_id),
         "deployment": str(call.deployment),
         "end": call.end,
+        "ended_unix_s": _at(call.ended_s, zero_s),
         "spans": [
             {
                 "kind": span.kind,

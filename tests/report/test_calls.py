@@ -3,18 +3,25 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from mesh.domain.actions import SendCommand
-from mesh.domain.events import InvokeRequested, NodeConnected, NodeDisconnected, NodeReported
+from mesh.domain.events import (
+    CancelRequested,
+    InvokeRequested,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+)
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import AbortRequest, RequestReturned, SubmitRequest, TokensReport
 from mesh.domain.outcome import Outcome
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.report.call_views import chrome_trace, story, timeline
-from mesh.report.calls import TEXT_CHARS_MAX, CallBook, CallEnd
+from mesh.report.calls import SPANS_MAX, TEXT_CHARS_MAX, CallBook, CallEnd
 from mesh.report.plain import Plain
 from mesh.runtime.turns import in_turns
 from mesh.sim.checking import FaultyRun
@@ -133,6 +140,22 @@ def test_a_long_text_of_a_node_is_cut() -> None:
     back = RequestReturned(request_id=call.request_id, attempt=1, error="", message="x" * (1 << 20))
     book.record(1.0, NodeReported(link_id=1, report=back), [])
     assert len(call.steps[-1][1]) == TEXT_CHARS_MAX
+
+
+async def test_a_call_of_many_parts_has_its_own_end() -> None:
+    book, abort = CallBook(lambda _: None), AbortRequest(request_id=request().request_id, attempt=1)
+    book.record(0.0, InvokeRequested(request=request()), [])
+    starved = TokensReport(
+        instance_id=InstanceId("chat-1-2"), outputs=(), starved=(abort.request_id,)
+    )
+    for n in range(2 * SPANS_MAX):
+        reported = NodeReported(link_id=1, report=starved)
+        book.record(float(n), reported, [SendCommand(link_id=1, command=abort)])
+    ended_s = 3.0 * SPANS_MAX
+    book.record(ended_s, CancelRequested(request_ids=(abort.request_id,)), [])
+    told = await in_turns(timeline(book, ended_s, ended_s, after=0, sees=lambda _: True))
+    (drawn,) = cast(list[dict[str, Any]], told["ended"])
+    assert (len(drawn["spans"]), drawn["ended_unix_s"]) == (SPANS_MAX, ended_s)
 
 
 def test_who_is_evicted_is_told_from_who_waits_for_its_first_place() -> None:
