@@ -10,7 +10,7 @@ from mesh.report.calls import WINDOW_S, Call, CallBook, Load
 from mesh.report.plain import Plain
 from mesh.runtime.turns import Steps
 
-OPEN_SHOWN_MAX = 100
+OPEN_SHOWN_MAX = 1_000
 """The oldest are shown, and how many there are."""
 ENDED_SHOWN_MAX = 400
 """The newest are shown."""
@@ -31,7 +31,7 @@ def timeline(
     mine = [call for call in book.open.values() if sees(call.tenant)]
     later = (c for c in reversed(book.stories) if c.number > after and sees(c.tenant))
     ended = list(islice((c for c in later if _recent(c.ended_s, now_s)), ENDED_SHOWN_MAX))
-    loads = [one for one in book.loads if _recent(one.ended_s, now_s)] if sees("") else []
+    loads = [one for one in book.loads if sees(one.tenant) and _recent(one.ended_s, now_s)]
     return {
         "time_unix_s": round(unix_s, 3),
         "window_s": WINDOW_S,
@@ -74,7 +74,7 @@ def chrome_trace(book: CallBook, now_s: float, sees: Sees) -> Iterator[Plain]:
     may be made in a thread.
     """
     calls = [call for call in (*book.stories, *book.open.values()) if sees(call.tenant)]
-    loads = list(book.loads) if sees("") else []
+    loads = [load for load in book.loads if sees(load.tenant)]
     recent = [call for call in calls if _recent(call.ended_s, now_s)]
     return _trace_events(recent, loads, now_s)
 

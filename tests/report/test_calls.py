@@ -15,13 +15,13 @@ from mesh.domain.events import (
     NodeDisconnected,
     NodeReported,
 )
-from mesh.domain.ids import InstanceId
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import AbortRequest, RequestReturned, SubmitRequest, TokensReport
 from mesh.domain.outcome import Outcome
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
-from mesh.report.call_views import chrome_trace, story, timeline
-from mesh.report.calls import SPANS_MAX, TEXT_CHARS_MAX, CallBook, CallEnd
+from mesh.report.call_views import OPEN_SHOWN_MAX, chrome_trace, story, timeline
+from mesh.report.calls import SPANS_MAX, TEXT_CHARS_MAX, CallBook, CallEnd, Load
 from mesh.report.plain import Plain
 from mesh.runtime.turns import in_turns
 from mesh.sim.checking import FaultyRun
@@ -142,6 +142,35 @@ def test_a_long_text_of_a_node_is_cut() -> None:
     assert len(call.steps[-1][1]) == TEXT_CHARS_MAX
 
 
+async def test_a_tenant_sees_its_own_loads_and_a_thousand_open_requests() -> None:
+    book, name = CallBook(lambda _: None), DeploymentName("chat")
+    for tenant in ("", "a", "b"):
+        load = Load(
+            instance_id=InstanceId(f"{tenant}-1"),
+            deployment=name,
+            tenant=tenant,
+            node_id=None,
+            begun_s=1.0,
+        )
+        book.loads.append(load)
+    for n in range(OPEN_SHOWN_MAX + 1):
+        asked = replace(request(), request_id=RequestId(f"r{n}"))
+        book.record(0.0, InvokeRequested(request=asked), [])
+    seen = {}
+    for tenant in ("a", ""):
+        told: Any = await in_turns(
+            timeline(book, 2.0, 2.0, after=0, sees=lambda who, of=tenant: who == of or not of)
+        )
+        traced: Any = list(chrome_trace(book, 2.0, lambda who, of=tenant: who == of or not of))
+        seen[tenant] = (
+            [one["instance_id"] for one in told["loads"]],
+            [one["args"] for one in traced if one["name"] == "load"],
+            (told["open_count"], len(told["open"])),
+        )
+    assert seen["a"] == (["a-1"], [{}], (0, 0))
+    assert seen[""] == (["-1", "a-1", "b-1"], [{}] * 3, (OPEN_SHOWN_MAX + 1, OPEN_SHOWN_MAX))
+
+
 async def test_a_call_of_many_parts_has_its_own_end() -> None:
     book, abort = CallBook(lambda _: None), AbortRequest(request_id=request().request_id, attempt=1)
     book.record(0.0, InvokeRequested(request=request()), [])
@@ -152,7 +181,7 @@ async def test_a_call_of_many_parts_has_its_own_end() -> None:
         reported = NodeReported(link_id=1, report=starved)
         book.record(float(n), reported, [SendCommand(link_id=1, command=abort)])
     ended_s = 3.0 * SPANS_MAX
-    book.record(ended_s, CancelRequested(request_ids=(abort.request_id,)), [])
+    book.record(ended_s, CancelRequested(request_id=abort.request_id), [])
     told = await in_turns(timeline(book, ended_s, ended_s, after=0, sees=lambda _: True))
     (drawn,) = cast(list[dict[str, Any]], told["ended"])
     assert (len(drawn["spans"]), drawn["ended_unix_s"]) == (SPANS_MAX, ended_s)
