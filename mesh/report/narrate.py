@@ -3,7 +3,7 @@
 The core's action list is its log; this is where it becomes readable. Token traffic is left out.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mesh.domain.actions import (
     CloseLink,
@@ -69,18 +69,25 @@ class Narrator:
     def __init__(self, look: Look = lambda _: None) -> None:
         self._memory = MemoryStory()
         self._owners = Owners(look)
+        self._nodes: dict[int, str] = {}
+        """The nodes by their links."""
 
     def __call__(self, event: object, actions: Sequence[object]) -> list[CellLine]:
         lines: list[CellLine] = []
+        if isinstance(event, NodeConnected):
+            self._nodes[event.link_id] = event.hello.node_id
         if not _is_of_tokens(event):
             owner = self._owners.of_event(event, actions)
-            lines = _owned([*_happened(event), *self._memory.happened(event)], owner)
+            said = [*_happened(event, self._nodes), *self._memory.happened(event)]
+            lines = _owned(said, owner)
         for action in actions:
             if isinstance(action, DeliverTokens):
                 continue
-            said = [*_decided(action), *self._memory.decided(event, action)]
+            said = [*_decided(action, self._nodes), *self._memory.decided(event, action)]
             if said:
                 lines += _owned(said, self._owners.of_action(event, action))
+        if isinstance(event, NodeDisconnected):
+            self._nodes.pop(event.link_id, None)
         return lines
 
 
@@ -105,7 +112,7 @@ def _fault(kind: str, subject: str, text: str) -> CellLine:
     return CellLine(kind=kind, subject=subject, text=text, fault=True)
 
 
-def _happened(event: object) -> Iterator[CellLine]:
+def _happened(event: object, nodes: Mapping[int, str]) -> Iterator[CellLine]:
     match event:
         case NodeReported():
             yield from _reported(event.report)
@@ -133,9 +140,13 @@ def _happened(event: object) -> Iterator[CellLine]:
             text = f"connected: {hello.device}, {hello.engine}, {format_bytes(hello.memory_bytes)}"
             yield _line("node", hello.node_id, f"{text}, {len(hello.instances)} instances")
         case NodeDisconnected():
-            yield _fault("node", f"link {event.link_id}", f"disconnected: {event.reason}")
+            yield _fault("node", _node(nodes, event.link_id), f"disconnected: {event.reason}")
         case ShutdownRequested():
             yield _line("cell", "controller", "stopping")
+
+
+def _node(nodes: Mapping[int, str], link_id: int) -> str:
+    return nodes.get(link_id, f"link {link_id}")
 
 
 def _rolled_out(action: StoreRevisions) -> Iterator[CellLine]:
@@ -181,7 +192,7 @@ def _reported(report: NodeReport) -> Iterator[CellLine]:
             yield _fault("deployment", report.operation_id, f"measuring failed: {report.message}")
 
 
-def _decided(action: object) -> Iterator[CellLine]:
+def _decided(action: object, nodes: Mapping[int, str]) -> Iterator[CellLine]:
     match action:
         case RefuseRequest():
             yield _line(
@@ -204,7 +215,7 @@ def _decided(action: object) -> Iterator[CellLine]:
         case ReplyError():
             yield _fault("cell", action.operation_id, f"failed ({action.error}): {action.message}")
         case CloseLink():
-            yield _fault("node", f"link {action.link_id}", f"closed: {action.message}")
+            yield _fault("node", _node(nodes, action.link_id), f"closed: {action.message}")
         case SendCommand():
             command = action.command
             match command:

@@ -5,8 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.domain.actions import RefuseRequest, SendCommand, StoreRevisions, TellAccepted
-from mesh.domain.events import InvokeRequested, NodeConnected, NodeReported, ProfileRequested
+from mesh.domain.actions import CloseLink, RefuseRequest, SendCommand, StoreRevisions, TellAccepted
+from mesh.domain.events import (
+    InvokeRequested,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    ProfileRequested,
+)
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import (
     InstanceGone,
@@ -53,6 +59,18 @@ def test_a_request_that_scales_from_zero_tells_its_story() -> None:
     ]
     link_loaded = cell.loaded(1, load.instance_id)
     assert "to chat-1-1, 3 prompt tokens" in [line.text for line in narrate(None, link_loaded)]
+
+
+def test_a_node_that_is_lost_or_refused_is_named() -> None:
+    narrator, closed = Narrator(), CloseLink(link_id=1, error="", message="old")
+    lost = NodeDisconnected(link_id=1, reason="silent")
+    narrator(NodeConnected(link_id=1, hello=hello()), [])
+    lines = [*narrator(None, [closed]), *narrator(lost, []), *narrator(lost, [])]
+    assert [(line.subject, line.text) for line in lines] == [
+        ("n1", "closed: old"),
+        ("n1", "disconnected: silent"),
+        ("link 1", "disconnected: silent"),
+    ]
 
 
 @pytest.mark.parametrize(("tries", "told"), [(1, ""), (2, ", attempt 2")])
