@@ -458,6 +458,21 @@ async def test_a_look_at_the_headers_takes_no_viewers_place(http: Edge) -> None:
     await http.cell.ask(look)
 
 
+@pytest.mark.parametrize("forged", ["r0-1", "nothing", "-1", "9" * 5_000, "r1-<b>", "\xff-\xb2"])
+async def test_a_forged_last_event_id_is_told_the_whole(http: Edge, forged: str) -> None:
+    def first() -> str:
+        headers = {"Last-Event-ID": forged.encode("latin-1")}
+        with requests.get(
+            http.url + "/api/v1/events", headers=headers, stream=True, timeout=WAIT_S_MAX
+        ) as answer:
+            assert answer.status_code == 200
+            lines = answer.iter_lines(decode_unicode=True)
+            return next(line for line in lines if line.startswith("data: "))
+
+    told = json.loads((await http.cell.ask(first)).removeprefix("data: "))
+    assert (told["why"], "status" in told) == (feeds.LOST, True)
+
+
 async def test_a_viewer_that_leaves_is_seen_to_leave(http: Edge) -> None:
     client = raw(http, b"GET /api/v1/events", b"")
     read = b""
