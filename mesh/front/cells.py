@@ -8,6 +8,7 @@ After: gRPC.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
@@ -33,6 +34,7 @@ from mesh.domain.ids import (
     RequestId,
 )
 from mesh.domain.lifecycle import DeploymentState, NodeState
+from mesh.domain.limits import AWAY_S_MAX
 from mesh.domain.request import Request
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage, UsageBy, summed
@@ -441,19 +443,23 @@ class FrontCells:
         return await asyncio.to_thread(summed, mine, by)
 
     def text(self, model_id: ModelId) -> TextAssets | None:
-        """The text assets of a model, from a cell that has it; waits for it, in a thread. Raises
-        Unavailable.
+        """The text assets of a model, from a cell that has it; waits for it, in a thread, and for
+        the next leader of such a cell. Raises Unavailable.
         """
-        why = ""
-        for link in list(self.links.values()):
-            leader = link.leader
-            names = [n for n, one in link.serving.items() if one.model.model_id == model_id]
-            if not leader or not names:
-                continue
-            try:
-                return _fetched(link.name, leader, names[0])
-            except MeshError as error:
-                why = f": {error.message}"
+        until_s = self._clock.now_s() + AWAY_S_MAX
+        comes, why = True, ""
+        while comes and self._clock.now_s() < until_s:
+            comes = False
+            for link in list(self.links.values()):
+                names = [n for n, one in link.serving.items() if one.model.model_id == model_id]
+                comes = comes or bool(names)
+                if not (names and link.leader):
+                    continue
+                try:
+                    return _fetched(link.name, link.leader, names[0])
+                except MeshError as error:
+                    why = f": {error.message}"
+            time.sleep(LOOK_S)
         raise Unavailable(
             f"no cell that answers has the tokenizer of model {model_id}{why}", hint="try again"
         )
