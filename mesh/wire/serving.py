@@ -105,8 +105,8 @@ def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role] |
 
 
 def may_join(gate: Gate, context: Any) -> bool:
-    """Whether the caller of any call shows the key and the certificate of a node, or an operator's
-    key.
+    """Whether the caller shows what a node must show to join: the key of one, or an operator's, and
+    the certificate.
     """
     try:
         gate.check_certificate(NODE_LINK, context.auth_context().get(_COMMON_NAME, ()))
