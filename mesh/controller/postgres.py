@@ -37,6 +37,7 @@ from mesh.domain.errors import (
     Unavailable,
     Unreached,
 )
+from mesh.domain.values import dataclass
 
 try:
     import asyncpg
@@ -177,6 +178,17 @@ class Place:
         """Without who asks, and by which password."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changed:
+    """What the copy lacks of what the database holds."""
+
+    changes: Statements
+    versions: dict[str, dict[tuple[Any, ...], str]]
+    """Of each row of each table, by its key."""
+    version: int
+    """The count of writes."""
+
+
 class PostgresRegistry:
     """One controller's connections. `holder` is where clients and nodes reach it."""
 
@@ -211,6 +223,10 @@ class PostgresRegistry:
         """Whoever uses the connection that writes holds it."""
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._reading: asyncio.Task[_Changed | None] | None = None
+        """What the leader has written is read, while this one stands by."""
+        self._refreshed_s = 0.0
+        """When the copy was brought up to date last, or was found to be."""
         self._away = ""
         """Why the database cannot be reached, as it was said last."""
 
@@ -228,7 +244,7 @@ class PostgresRegistry:
                 await self._prepare()
             with self._copy.transaction():
                 self._copy.migrate()
-            await self._refresh()
+            await self._copy_changed(await self._read())
         except BaseException:
             await self.end()
             raise
@@ -353,6 +369,7 @@ class PostgresRegistry:
         """Close it; a leader gives its lease up."""
         if self.lease.role is Role.LEADING:
             await self.step_down()
+        self._stop_reading()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -427,26 +444,50 @@ class PostgresRegistry:
                 hint="create one with it: `createdb -E UTF8 -T template0 NAME`",
             )
 
-    async def _refresh(self) -> None:
-        """Bring the copy up to date, as one moment of the database. Tables of an earlier mesh,
-        whose leader may still use them, are read after this one has taken the lease.
+    async def _read(self) -> "_Changed | None":
+        """What the copy lacks, as one moment of the database. Tables of an earlier mesh, whose
+        leader may still use them, are read after this one has taken the lease.
         """
         async with self._asked("read") as connection, asyncio.timeout(COPY_S_MAX):
             if await connection.fetchval("SELECT version FROM schema_version") != SCHEMA:
-                return
+                return None
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                if await connection.fetchval("SELECT version FROM changes") != self._version:
-                    await self._read_changes(connection)
+                if await connection.fetchval("SELECT version FROM changes") == self._version:
+                    return None
+                return await self._read_changes(connection)
 
-    async def _try_refresh(self) -> None:
-        try:
-            await self._refresh()
-        except StorageError as error:
-            logger.warning("what the leader has written is read later: %s", error.message)
+    async def _refresh(self) -> None:
+        """Have what the leader has written read, every REFRESH_S, and bring the copy up to date
+        once it is read. Reading may take COPY_S_MAX, and the lease is looked at meanwhile.
+        """
+        if self._reading is None:
+            if self._now_s() - self._refreshed_s >= REFRESH_S:
+                self._reading = asyncio.create_task(self._read())
+                # One that is given up may have failed: nobody asks for that.
+                self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        elif self._reading.done():
+            reading, self._reading, self._refreshed_s = self._reading, None, self._now_s()
+            try:
+                await self._copy_changed(reading.result())
+            except StorageError as error:
+                logger.warning("what the leader has written is read later: %s", error.message)
 
-    async def _read_changes(self, connection: Any) -> None:
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._reading = None
+
+    async def _copy_changed(self, changed: "_Changed | None") -> None:
+        if changed is None:
+            return
+        if changed.changes:
+            await asyncio.to_thread(self._copy.apply, changed.changes)
+        self._versions, self._version = changed.versions, changed.version
+
+    async def _read_changes(self, connection: Any) -> "_Changed":
         changes: list[tuple[str, tuple[Any, ...]]] = []
-        versions, version = {}, await connection.fetchval("SELECT version FROM changes")
+        versions: dict[str, dict[tuple[Any, ...], str]] = {}
+        version = await connection.fetchval("SELECT version FROM changes")
         for table in TABLES:
             keys, known = _KEYS[table], self._versions[table]
             listed = await connection.fetch(
@@ -469,14 +510,11 @@ class PostgresRegistry:
                 sql = f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})"
                 changes.append((sql, tuple(found.values())))
             versions[table] = there
-        if changes:
-            await asyncio.to_thread(self._copy.apply, tuple(changes))
-        self._versions.update(versions)
-        self._version = version
+        return _Changed(changes=tuple(changes), versions=versions, version=version)
 
     async def _keep(self) -> None:
         """Look at the lease, take it, renew it: a beat every RENEW_S, or when woken."""
-        refreshed_s = self._now_s()
+        self._refreshed_s = self._now_s()
         while self.lease.role is not Role.DEPOSED:
             begun_s = self._now_s()
             try:
@@ -485,10 +523,10 @@ class PostgresRegistry:
                         self._keeping, self._renews = await self._connect(ASK_S_MAX), False
                     takes = await self._beat(self._keeping, begun_s)
                 if takes:
+                    self._stop_reading()
                     await self._take(self._keeping)
-                elif self.lease.role is Role.STANDING_BY and begun_s - refreshed_s >= REFRESH_S:
-                    await self._try_refresh()
-                    refreshed_s = self._now_s()
+                elif self.lease.role is Role.STANDING_BY:
+                    await self._refresh()
                 self._note_away("")
             except LaterSchema:
                 raise
@@ -560,7 +598,7 @@ class PostgresRegistry:
                 " until = clock_timestamp() + $3::float8 * interval '1 s'",
                 *(epoch, self._holder, LEASE_S),
             )
-            await self._read_changes(connection)
+            await self._copy_changed(await self._read_changes(connection))
         self.epoch = epoch
         self.lease.taken(epoch, asked_s)
         self.leads.set()

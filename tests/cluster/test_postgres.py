@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -30,7 +30,13 @@ from tests.controller.test_registry import TEXT, deployment
 from tests.support.postgres_server import PostgresServer
 
 asyncpg = pytest.importorskip("asyncpg")
-from mesh.controller.postgres import _SESSION_LOCK, _SETTINGS, Place, PostgresRegistry  # noqa: E402
+from mesh.controller.postgres import (  # noqa: E402
+    _SESSION_LOCK,
+    _SETTINGS,
+    OPEN_S_MAX,
+    Place,
+    PostgresRegistry,
+)
 
 REFUSED_S_MAX = 1.5
 """An operator hears within a second; the machine of a test may be busy."""
@@ -403,9 +409,9 @@ async def test_one_that_stands_by_reads_keys_once_something_was_written(
     async with leading(url) as leader, standby(url) as second:
         reads, read = [0], second._read_changes
 
-        async def counted(connection: object) -> None:
+        async def counted(connection: object) -> object:
             reads[0] += 1
-            await read(connection)
+            return await read(connection)
 
         monkeypatch.setattr(second, "_read_changes", counted)
         await asyncio.sleep(2 * LEASE_S)
@@ -435,9 +441,34 @@ async def test_one_that_stands_by_goes_on_where_no_new_connection_can_be_made(
     await cutter.stop()
 
 
+async def test_one_that_stands_by_watches_the_leader_while_it_reads_what_that_has_written(
+    server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as reading may take: its connection comes about only after the takeover."""
+    monkeypatch.setattr("mesh.controller.postgres.REFRESH_S", 0.0)
+    cutter, url = Cutter(server.port), server.url(cell)
+    port = await cutter.start()
+    through = url.replace(str(server.port), str(port))
+    async with AsyncExitStack() as stack:
+        leader = await stack.enter_async_context(standby(url))
+        await within(leader.leads)
+        second = await stack.enter_async_context(standby(through))
+        await until_so(lambda: _waiting(leader))
+        cutter.hangs = True
+        await until(lambda: cutter.hanging > 0)
+        await written(RegistryWrites(leader).store, deployment(), TEXT, None)
+        begun_s = time.monotonic()
+        await leader.end()
+        await within(second.leads)
+        assert time.monotonic() - begun_s < OPEN_S_MAX / 2
+        assert names(second) == ["chat"]
+    await cutter.stop()
+
+
 class Cutter:
     """Stands between a controller and its database, and cuts a connection as it commits: with the
-    COMMIT sent on, or not. It may refuse new connections, and cut all of them with the first.
+    COMMIT sent on, or not. It may refuse new connections, or leave them without an answer, and cut
+    all of them with the first.
     """
 
     def __init__(self, port: int) -> None:
@@ -445,6 +476,8 @@ class Cutter:
         self.cuts = 0
         self.sends = True
         self.refuses = False
+        self.hangs = False
+        self.hanging = 0
         self.darkens = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -464,6 +497,12 @@ class Cutter:
             back.transport.abort()
             return
         self._tasks.add(task)
+        if self.hangs:
+            self.hanging += 1
+            with suppress(asyncio.CancelledError):
+                await client.read()
+            back.transport.abort()
+            return
         answers, to = await asyncio.open_connection("127.0.0.1", self._port)
         answering = asyncio.create_task(self._copy(answers, back))
         try:
