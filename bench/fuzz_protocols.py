@@ -142,6 +142,8 @@ def mutated(draw: Callable[[Any], Any], raw: bytearray) -> bytearray:
     return raw
 
 
+SENT_MAX = 4
+"""Messages of one call that takes a stream of them."""
 ANSWERS_MAX = 4096
 """Messages read of one stream."""
 _ENDLESS = frozenset({"Watch", "Connect"})
@@ -168,18 +170,13 @@ def methods() -> list[MethodDescriptor]:
 def fuzz_grpc(address: str, names: Sequence[str], *, cases: int, seeded: int) -> Findings:
     findings = Findings()
     drawn = st.sampled_from(methods()).flatmap(
-        lambda method: st.booleans().flatmap(
-            lambda damaged: st.tuples(
-                st.just(method),
-                raw_messages(method.input_type, _names_in(method, names), damaged),
-            )
-        )
+        lambda method: st.tuples(st.just(method), _sent(method, names))
     )
     with grpc.insecure_channel(address) as channel:
 
         @drawing(cases, seeded)
         @given(case=drawn)
-        def ask(case: tuple[MethodDescriptor, bytes]) -> None:
+        def ask(case: tuple[MethodDescriptor, list[bytes]]) -> None:
             _ask(channel, *case, findings)
 
         ask()
@@ -192,7 +189,16 @@ def _names_in(method: MethodDescriptor, names: Sequence[str]) -> Sequence[str]:
     return names if method.name in _NAMED else ()
 
 
-def _ask(channel: grpc.Channel, method: MethodDescriptor, raw: bytes, findings: Findings) -> None:
+def _sent(method: MethodDescriptor, names: Sequence[str]) -> st.SearchStrategy[list[bytes]]:
+    """The messages of one call."""
+    kind, known = method.input_type, _names_in(method, names)
+    message = st.booleans().flatmap(lambda damaged: raw_messages(kind, known, damaged))
+    return st.lists(message, min_size=1, max_size=SENT_MAX if method.client_streaming else 1)
+
+
+def _ask(
+    channel: grpc.Channel, method: MethodDescriptor, sent: list[bytes], findings: Findings
+) -> None:
     endless = method.name in _ENDLESS
     path = f"/{method.containing_service.full_name}/{method.name}"
     timeout_s = _LISTENED_S if endless else CALL_S_MAX
@@ -200,17 +206,17 @@ def _ask(channel: grpc.Channel, method: MethodDescriptor, raw: bytes, findings: 
         # Without a serialiser gRPC takes bytes as they are.
         answers: Iterable[object]
         if method.client_streaming:
-            answers = channel.stream_stream(path, None, None)(iter([raw]), timeout=timeout_s)
+            answers = channel.stream_stream(path, None, None)(iter(sent), timeout=timeout_s)
         elif method.server_streaming:
-            answers = channel.unary_stream(path, None, None)(raw, timeout=timeout_s)
+            answers = channel.unary_stream(path, None, None)(sent[0], timeout=timeout_s)
         else:
-            answers = [channel.unary_unary(path, None, None)(raw, timeout=timeout_s)]
+            answers = [channel.unary_unary(path, None, None)(sent[0], timeout=timeout_s)]
         for _ in islice(answers, ANSWERS_MAX):
             pass
     except grpc.RpcError as error:
         code = error.code()
         findings.ended(code.name)
-        what = f"{path} {code.name} {error.details()} for {raw.hex()}"
+        what = f"{path} {code.name} {error.details()} for {b' '.join(sent).hex()}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and not is_told(cast(EndedCall, error)):
             if not endless:
                 findings.hung(what)
