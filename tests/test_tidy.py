@@ -1,6 +1,7 @@
 """Style as a test, where no linter checks it: no name is meaningless, values are frozen."""
 
 import ast
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -71,3 +72,22 @@ def test_no_path_of_a_machine_and_no_large_file_is_tracked() -> None:
             if path != Path(__file__).resolve() and machine.search(text):
                 named.append(name(path))
     assert not named
+
+
+@pytest.mark.parametrize(("environ", "code"), [({}, 0), ({"CI": "true"}, 2)])
+def test_ci_fails_where_the_tests_of_ray_cannot_run(
+    environ: dict[str, str], code: int, tmp_path: Path
+) -> None:
+    """Others are told that they are left out."""
+    (tmp_path / "unshare").symlink_to("/bin/false")
+    here = {name: value for name, value in os.environ.items() if name != "CI"}
+    ran = subprocess.run(
+        ["make", "--assume-old", ".venv-ray/.installed", "test-ray"],
+        cwd=ROOT,
+        env={**here, **environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, "are left out" in ran.stderr) == (code, True)

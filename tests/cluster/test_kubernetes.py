@@ -31,11 +31,11 @@ import yaml
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import NOBODY, Role
 from mesh.wire.certificates import make_folder
-from tests.cluster.conftest import create_database
+from tests.cluster.conftest import create_database, lacks, postgres
 from tests.cluster.manifests import faults
 from tests.cluster.pods import Network, Pods, missing
 from tests.e2e.live_cell import WAIT_S_MAX
-from tests.support.postgres_server import PASSWORD, PostgresServer, binaries
+from tests.support.postgres_server import PASSWORD
 from tests.support.tiny_model import write_tiny_llama
 
 pytestmark = pytest.mark.skipif(
@@ -293,7 +293,7 @@ def test_a_mistake_before_cells_is_found(mistake: str) -> None:
 @pytest.fixture
 def network() -> Iterator[Network]:
     if reason := missing():
-        pytest.skip(reason)
+        lacks(reason)
     with Network() as made:
         yield made
 
@@ -386,10 +386,7 @@ def test_what_is_started_runs_as_its_manifest_says(
     secrets = {"mesh-node-key/key": prepared.node}
     with ExitStack() as stack:
         if overlay == "standby":
-            binaries_ = binaries()
-            if binaries_ is None:
-                pytest.skip("no PostgreSQL here: apt-get install postgresql")
-            server = PostgresServer(binaries_)
+            server = postgres()
             stack.callback(server.close)
             server.start()
             asyncio.run(create_database(server))

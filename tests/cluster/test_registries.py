@@ -19,12 +19,27 @@ from mesh.domain.errors import AlreadyExists, InvalidInput, StorageError, Unavai
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.revision import Revision, RevisionState
-from tests.cluster.conftest import Opened, leading, settled, written
+from tests.cluster.conftest import Opened, leading, postgres, settled, written
 from tests.controller.test_registry import OLD_TEXT, TEXT, deployment
 from tests.support.postgres_server import PASSWORD, PostgresServer
 from tests.support.profiles import PROFILE, profile
 
 A, B, CHAT = DeploymentName("a"), DeploymentName("b"), DeploymentName("chat")
+
+
+@pytest.mark.parametrize(
+    ("environ", "outcome"), [({}, pytest.skip.Exception), ({"CI": "true"}, pytest.fail.Exception)]
+)
+def test_ci_fails_without_postgresql(
+    environ: dict[str, str], outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others skip what needs it."""
+    monkeypatch.setattr("tests.cluster.conftest.binaries", lambda: None)
+    monkeypatch.delenv("CI", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(outcome, match="apt-get install postgresql"):
+        postgres()
 
 
 async def store(writes: RegistryWrites, *what: Any) -> None:
