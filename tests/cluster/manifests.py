@@ -24,6 +24,8 @@ CUSTOM = re.compile(r"keda\.sh/|\.example/")
 """The API groups of custom kinds, for which Kubernetes has no schema."""
 SCALER = {"url", "valueLocation", "targetValue", "authMode"}
 FEWER_S_LEAST = 2 * CellLimits().node_pause_s
+LEFT_S = 5.0
+"""By then Services lead no new connection to a pod that is to end."""
 EDGE_PATHS = ("/edge",)
 """What the edge answers itself."""
 
@@ -58,6 +60,12 @@ class Pod:
         """Whether the labels of a selector are its own."""
         wanted = selector.get("matchLabels", selector)
         return all(self.labels.get(key) == value for key, value in wanted.items())
+
+    @property
+    def sleeps_s(self) -> float:
+        """How long its first container goes on before it is told to stop."""
+        hook = self.spec["containers"][0].get("lifecycle", {}).get("preStop", {})
+        return float(hook.get("sleep", {}).get("seconds", 0))
 
     def options(self) -> dict[str, list[str]]:
         """The options of `mesh` that its first container is started with."""
@@ -170,11 +178,10 @@ def _started(pod: Pod) -> Iterator[str]:
     """What `mesh` is started with is what it takes, and it has the time that its end takes."""
     main = pod.spec["containers"][0]
     stops_s = pod.spec.get("terminationGracePeriodSeconds", 30)
-    sleeps_s = main.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     options = pod.options()
     grace_s = float(options.get("--grace-s", ["0"])[0])
-    if stops_s < grace_s + sleeps_s + STOP_S_MAX + 5:
-        yield f"{pod.name}: {stops_s} s are too short for {grace_s + sleeps_s:g} s and its end"
+    if stops_s < grace_s + pod.sleeps_s + STOP_S_MAX + 5:
+        yield f"{pod.name}: {stops_s} s are too short for {grace_s + pod.sleeps_s:g} s and its end"
     if "mesh" not in main["image"].split(":")[0].split("/")[-1]:
         return
     if main["image"].rpartition(":")[2] != __version__:
@@ -302,6 +309,9 @@ def _reached(documents: Sequence[Document], pods: Sequence[Pod]) -> Iterator[str
         for port in spec.get("ports", ()):
             if any(pod.ports.get(port["targetPort"]) != port["port"] for pod in behind):
                 yield f"Service {name}: port {port['port']} is no {port['targetPort']} of its pods"
+        for pod in behind:
+            if pod.owner["kind"] == "Deployment" and pod.sleeps_s < LEFT_S:
+                yield f"{pod.name} ends while Service {name} leads callers to it"
     for name, spec in sets.items():
         if spec["serviceName"] not in services:
             yield f"StatefulSet {name}: there is no Service {spec['serviceName']}"

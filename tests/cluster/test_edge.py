@@ -1,4 +1,4 @@
-"""The Envoy of `deploy/kubernetes/standby`, before real servers: TLS, health, retries, time."""
+"""The Envoy of `deploy/kubernetes/edge`, before real servers: TLS, health, retries, time."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ from tests.e2e.live_cell import WAIT_S_MAX, free_port, invoked
 from tests.support.postgres_server import PostgresServer
 from tests.support.tiny_model import write_tiny_llama
 
-CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "standby" / "envoy.yaml"
+CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "edge" / "envoy.yaml"
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent))
 NAME = DeploymentName("chat")
 NEW_CALLS = 50

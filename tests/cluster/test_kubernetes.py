@@ -247,6 +247,7 @@ MISTAKES: dict[str, Break] = {
     ),
     "an image of another version": changed(*NODE, f"{MAIN}/image", "mesh:0.0.9"),
     "an edge that asks at the wrong port": in_config("7070}}}}]", "7071}}}}]"),
+    "an edge that ends while callers are led to it": changed(*EDGE, f"{MAIN}/lifecycle", None),
     "a health check of no route": in_config("/readyz", "/ready"),
 }
 
@@ -262,15 +263,16 @@ MISTAKES_BEFORE_CELLS: dict[str, Break] = {
         *FRONT, f"--cells=west={BOTH}", f"--cells=west={BOTH.replace('west', 'north')}"
     ),
     "an autoscaler of nothing": changed(
-        "HorizontalPodAutoscaler", "mesh-front", "spec/scaleTargetRef/name", "mesh-edge"
+        "HorizontalPodAutoscaler", "mesh-front", "spec/scaleTargetRef/name", "mesh-fronts"
     ),
     "cells that a front may not reach": changed(
         "NetworkPolicy",
         "fronts",
-        "spec/egress/1/to/0/namespaceSelector/matchExpressions/0/values",
+        "spec/egress/0/to/0/namespaceSelector/matchExpressions/0/values",
         ["mesh"],
     ),
     "an option that a front does not have": argument(*FRONT, "--grace-s=30", "--drain-s=30"),
+    "a front that ends while callers are led to it": changed(*FRONT, f"{MAIN}/lifecycle", None),
     "a key of nobody": changed(*FRONT, f"{MAIN}/env/2/name", "MESH_CONTROLLER_KEY"),
 }
 
