@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,12 +20,17 @@ import yaml
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import NOBODY, Role
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import Unavailable
+from mesh.domain.errors import Refused, Unavailable
 from mesh.domain.ids import DeploymentName
-from mesh.domain.lifecycle import DeploymentState
+from mesh.domain.invocation import Invocation, TextPrompt
+from mesh.domain.lifecycle import DeploymentState, NodeState
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.values import replace
 from mesh.wire.certificates import Part, make_folder, read_tls
+from mesh.wire.channel import dial_blocking
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
+from mesh.wire.resuming import leads
 from tests.e2e.live_cell import WAIT_S_MAX, free_port, invoked
 from tests.support.postgres_server import PostgresServer
 from tests.support.tiny_model import write_tiny_llama
@@ -33,6 +38,7 @@ from tests.support.tiny_model import write_tiny_llama
 CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "edge" / "envoy.yaml"
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent))
 NAME = DeploymentName("chat")
+ASKED = Invocation(deployment=NAME, prompt=TextPrompt(text="go on"))
 NEW_CALLS = 50
 pytestmark = [
     pytest.mark.skipif(ENVOY is None, reason="no Envoy here: `make test-cluster` has one"),
@@ -41,11 +47,16 @@ pytestmark = [
 
 
 def edge_config(
-    folder: Path, ports: list[tuple[int, int]], listens: tuple[int, int], admin: int
+    folder: Path,
+    ports: list[tuple[int, int]],
+    listens: tuple[int, int],
+    admin: int,
+    looks: Mapping[str, str],
 ) -> Path:
     """The file as it is, but for where it listens, where the controllers are, its files, that Envoy
-    tells at `admin` which of them it calls, and how long it waits for their word on their health: a
-    busy machine may keep one from answering for seconds, and then no controller were left.
+    tells at `admin` which of them it calls, and how it looks for their health: it waits longer for
+    their word, since a busy machine may keep one from answering for seconds, and then no controller
+    were left, and then as `looks` has it.
     """
     text = CONFIG.read_text().replace("/etc/mesh/edge", str(folder / "edge"))
     config: dict[str, Any] = yaml.safe_load(text.replace("/etc/mesh/client", str(folder / "tls")))
@@ -59,7 +70,7 @@ def edge_config(
             {"endpoint": {"address": {"socket_address": at}}} for at in at_each
         ]
         for check in cluster["health_checks"]:
-            check["timeout"] = f"{WAIT_S_MAX:g}s"
+            check |= {"timeout": f"{WAIT_S_MAX:g}s", **looks}
     config["admin"] = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}}
     written = folder / "envoy.yaml"
     written.write_text(yaml.safe_dump(config))
@@ -72,7 +83,13 @@ class Edge:
     """
 
     def __init__(
-        self, folder: Path, count: int, state: str = "", step_s: float = 0.02, fronts: int = 0
+        self,
+        folder: Path,
+        count: int,
+        state: str = "",
+        step_s: float = 0.02,
+        fronts: int = 0,
+        **looks: str,
     ) -> None:
         self.folder = folder
         make_folder(folder / "tls", ("localhost", "127.0.0.1", "mesh-controllers"), 1)
@@ -101,11 +118,13 @@ class Edge:
             command = (sys.executable, *module, *at, *home, *own, *tls, "--keys")
             self._commands.append(command)
             self.controllers.append(self._start(*command))
+        self.nodes: list[subprocess.Popen[bytes]] = []
         joins = [",".join(self.addresses)] if state else self.addresses
         for n, join in enumerate(joins):
             node = ("--join", join, "--name", f"n{n}", "--home", str(folder / f"n{n}"))
             script = ("-m", "tests.support.scripted_node", "--step-s", str(step_s), "--")
-            self._start(sys.executable, *script, *node, *tls, "--memory", "1GiB", key=node_key)
+            started = (*script, *node, *tls, "--memory", "1GiB")
+            self.nodes.append(self._start(sys.executable, *started, key=node_key))
         cell = ("--cells", f"cell={','.join(self.addresses)}", "--grace-s", str(WAIT_S_MAX))
         ports = [(free_port(), free_port()) for _ in range(fronts)] or ports
         self.fronts: list[subprocess.Popen[bytes]] = []
@@ -121,7 +140,7 @@ class Edge:
         self.grpc, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         listens = int(self.grpc.rpartition(":")[2]), int(self.http.rpartition(":")[2])
         self._envoy = free_port()
-        config = edge_config(folder, ports, listens, self._envoy)
+        config = edge_config(folder, ports, listens, self._envoy, looks)
         assert ENVOY is not None
         self._start(ENVOY, "--disable-hot-restart", "-c", str(config), "-l", "warning")
         self._restarts.start()
@@ -157,8 +176,15 @@ class Edge:
 
     def leads_to(self, count: int) -> bool:
         """Whether Envoy calls so many, by gRPC and by HTTP, which it checks apart."""
-        told = requests.get(f"http://127.0.0.1:{self._envoy}/clusters", timeout=WAIT_S_MAX)
-        return told.text.count("::health_flags::healthy") == 2 * count
+        return self._told("clusters").count("::health_flags::healthy") == 2 * count
+
+    def retries(self) -> int:
+        """How often Envoy has asked again, by gRPC and by HTTP."""
+        told = self._told("stats?filter=^cluster.(grpc|http).upstream_rq_retry$")
+        return sum(int(line.rpartition(" ")[2]) for line in told.splitlines())
+
+    def _told(self, what: str) -> str:
+        return requests.get(f"http://127.0.0.1:{self._envoy}/{what}", timeout=WAIT_S_MAX).text
 
     def deploy(self, *addresses: str) -> None:
         """At these addresses, once there is a node, and until Envoy calls all that serve."""
@@ -273,9 +299,54 @@ def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(tmp_path: P
         edge.close()
 
 
+def test_what_a_leader_refuses_is_asked_once(tmp_path: Path) -> None:
+    """No other could answer it, and each time that it is asked counts for its tenant's limits."""
+    edge = Edge(tmp_path, 1)
+    try:
+        edge.deploy(edge.grpc)
+        edge.nodes[0].kill()
+        with MeshClient(edge.grpc) as client:
+            edge.until(lambda: all(n.state is not NodeState.READY for n in client.nodes()))
+            with pytest.raises(Refused) as refused:
+                list(client.invoke(ASKED))
+            assert refused.value.reason is RefusalReason.NO_NODE
+        with pytest.raises(requests.HTTPError, match="503"):
+            edge.complete()
+        assert edge.retries() == 0
+    finally:
+        edge.close()
+
+
+def test_what_a_front_that_stops_refuses_another_answers(tmp_path: Path) -> None:
+    """Envoy calls both, since it has not looked for a while."""
+    edge = Edge(tmp_path, 1, step_s=0.2, fronts=2, interval="60s", unhealthy_interval="0.25s")
+    try:
+        edge.deploy(edge.grpc)
+        with MeshClient(edge.grpc) as client:
+            edge.until(lambda: all(map(serves, edge.front_addresses)))
+            streams = [invoked(client, NAME, "go on", max_tokens=100) for _ in range(4)]
+            edge.until(lambda: all(map(asked_of, edge.front_addresses)))
+            edge.fronts[0].terminate()
+            edge.until(lambda: refuses(edge.front_addresses[0]))
+            before = edge.retries()
+            for _ in range(4):
+                list(client.invoke(replace(ASKED, max_tokens=2)))
+            assert edge.retries() > before
+            for stream in streams:
+                stream.finished()
+    finally:
+        edge.close()
+
+
 def serves(address: str) -> bool:
     with MeshClient(address) as client:
         return any(one.state is DeploymentState.READY for one in client.list())
+
+
+def refuses(address: str) -> bool:
+    """Whether a front takes no calls any more."""
+    with dial_blocking(address) as channel:
+        return leads(channel) is False
 
 
 def asked_of(address: str) -> int:
