@@ -59,13 +59,18 @@ def lines_of(file: str) -> list[str]:
     lines = re.findall(r"podman run .*? mesh (\w.*)", text)
     lines += re.findall(r"^Exec\w+=-?/opt/mesh/bin/mesh (.*)", text, re.MULTILINE)
     lines += [" ".join(json.loads(words)) for words in re.findall(r"^CMD (.*)", text, re.MULTILINE)]
+    given: dict[str, list[str]] = {}
     for name, value in re.findall(r"^(?:Environment=|#   )(MESH_\w+)=(.*)$", text, re.MULTILINE):
-        lines = [re.sub(rf"\$\{{?{name}\b\}}?", value, line) for line in lines]
-    return lines
+        given.setdefault(name, []).append(value)
+    for name, values in given.items():
+        variable = rf"\$\{{?{name}\b\}}?"
+        lines = [re.sub(variable, value, line) for line in lines for value in values]
+    return list(dict.fromkeys(lines))
 
 
 @pytest.mark.parametrize(
-    "file", ["Containerfile", "systemd/mesh-controller.service", "systemd/mesh-node@.service"]
+    "file",
+    ["Containerfile", *(f"systemd/{p.name}" for p in sorted((DEPLOY / "systemd").iterdir()))],
 )
 def test_what_is_called_there_is_what_mesh_takes(file: str, tmp_path: Path) -> None:
     """Options that there are not are said before any help."""
