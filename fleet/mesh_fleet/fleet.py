@@ -20,6 +20,8 @@ NAMESPACE = "mesh"
 CONNECT_S_MAX = 8.0
 ANSWER_S_MAX = 10.0
 POLL_S = 0.25
+SAID_LENGTH_MAX = 400
+"""So many characters of what Ray says, which may be long."""
 
 
 @contextmanager
@@ -59,9 +61,9 @@ def _driving(address: str) -> Iterator[None]:
     trying.start()
     trying.join(CONNECT_S_MAX)
     if failed:
-        said = str(failed[0]).strip().splitlines() or [type(failed[0]).__name__]
+        said = " ".join(str(failed[0]).split()) or type(failed[0]).__name__
         raise Unavailable(
-            f"the Ray at {address} does not take this driver: {said[0]}",
+            f"the Ray at {address} does not take this driver: {said[:SAID_LENGTH_MAX]}",
             hint="its version, Python's and the token (RAY_AUTH_MODE) must be those of the cluster",
         ) from failed[0]
     if trying.is_alive():

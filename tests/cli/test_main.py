@@ -270,6 +270,16 @@ def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
     assert "--home" in ran.error_lines[1]
 
 
+def test_a_fleet_without_ray_is_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    ran = mesh("fleet", "status", "--ray", "127.0.0.1:6379")
+    assert ran.code == 1
+    assert ran.error_lines == (
+        "`mesh fleet` needs Ray, which is not installed",
+        "pip install 'mesh-serve[ray]'",
+    )
+
+
 def test_json_of_nothing_is_still_json(tmp_path: Path) -> None:
     assert json.loads(mesh("store", "ls", "--home", str(tmp_path), "-o", "json").out) == []
 

@@ -93,15 +93,15 @@ class RayMachines:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def mesh(self, *arguments: str, s_max: float = START_S_MAX) -> subprocess.CompletedProcess[str]:
+    def mesh(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """`mesh fleet` with these arguments, from another machine."""
         command = [str(BIN / "mesh"), "fleet", arguments[0], "--ray", self.address]
         return subprocess.run(
             [*command, *arguments[1:]],
-            env=environment(),
+            env={**environment(), **environ},
             capture_output=True,
             text=True,
-            timeout=s_max,
+            timeout=START_S_MAX,
             check=False,
         )
 
