@@ -116,7 +116,7 @@ FRAMES = """seconds => new Promise(resolve => {
 })"""
 
 
-async def _no_usage(since_unix_s: float) -> tuple[Usage, ...]:
+async def _no_usage(*_: object) -> tuple[Usage, ...]:
     return ()
 
 

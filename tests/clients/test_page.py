@@ -390,7 +390,7 @@ def test_a_call_as_code_is_the_call(page: Any, cell: Cell) -> None:
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("[DONE]" if form == "curl" else "it's") == 2
     read = [
-        json.loads(node.value)
+        json.loads(str(node.value))
         for node in ast.walk(ast.parse(texts["Python"]))
         if isinstance(node, ast.Constant) and str(node.value).startswith("{")
     ]

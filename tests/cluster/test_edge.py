@@ -30,7 +30,7 @@ from mesh.wire.certificates import Part, make_folder, read_tls
 from mesh.wire.channel import dial_blocking
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
-from mesh.wire.resuming import leads
+from mesh.wire.leader import Look, look_blocking
 from tests.e2e.live_cell import WAIT_S_MAX, free_port, invoked
 from tests.support.postgres_server import PostgresServer
 from tests.support.tiny_model import write_tiny_llama
@@ -346,7 +346,7 @@ def serves(address: str) -> bool:
 def refuses(address: str) -> bool:
     """Whether a front takes no calls any more."""
     with dial_blocking(address) as channel:
-        return leads(channel) is False
+        return look_blocking(channel) is Look.FOLLOWS
 
 
 def asked_of(address: str) -> int:

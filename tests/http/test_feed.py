@@ -467,7 +467,7 @@ async def test_a_forged_last_event_id_is_told_the_whole(http: Edge, forged: str)
         ) as answer:
             assert answer.status_code == 200
             lines = answer.iter_lines(decode_unicode=True)
-            return next(line for line in lines if line.startswith("data: "))
+            return str(next(line for line in lines if line.startswith("data: ")))
 
     told = json.loads((await http.cell.ask(first)).removeprefix("data: "))
     assert (told["why"], "status" in told) == (feeds.LOST, True)

@@ -88,7 +88,7 @@ async def test_a_change_needs_the_token_and_this_origin(closed: tuple[LiveCell, 
         given = {name: value.encode() for name, value in headers.items()}
         for path, body in ((load, {}), ("/v1/chat/completions", HELLO)):
             assert (await tab.ask("POST", path, body, headers=given)).status_code == 403, headers
-    guessed = {"Cookie": f"{COOKIE}_{cell.http.rpartition(':')[2]}=guess"}
+    guessed = {"Cookie": f"{COOKIE}_{str(cell.http).rpartition(':')[2]}=guess"}
     assert (await Tab(cell).ask("GET", "/api/v1/cell", headers=guessed)).status_code == 401
 
 
@@ -258,7 +258,7 @@ async def test_files_of_manifests_that_wait_are_bounded_and_hold_no_operator_up(
 
     async def post(key: str, manifest: str) -> tuple[int, bytes]:
         """By a connection of its own, in no thread."""
-        host, port = cell.http.split(":")
+        host, port = str(cell.http).split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         body = json.dumps({"manifest": manifest}).encode()
         writer.write(

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import (
     CancelRequested,
@@ -158,10 +159,9 @@ async def test_a_tenant_sees_its_own_loads_and_a_thousand_open_requests() -> Non
         book.record(0.0, InvokeRequested(request=asked), [])
     seen = {}
     for tenant in ("a", ""):
-        told: Any = await in_turns(
-            timeline(book, 2.0, 2.0, after=0, sees=lambda who, of=tenant: who == of or not of)
-        )
-        traced: Any = list(chrome_trace(book, 2.0, lambda who, of=tenant: who == of or not of))
+        sees = Caller(tenant=TenantName(tenant), role=Role.TENANT if tenant else Role.ADMIN).sees
+        told: Any = await in_turns(timeline(book, 2.0, 2.0, after=0, sees=sees))
+        traced: Any = list(chrome_trace(book, 2.0, sees))
         seen[tenant] = (
             [one["instance_id"] for one in told["loads"]],
             [one["args"] for one in traced if one["name"] == "load"],
