@@ -113,6 +113,9 @@ class Cell:
         if node.state is not to:
             node.advance(to)
             self.fleet_changes += 1
+            for instance in node.instances.values():
+                if owner := self.deployments.get(instance.deployment):
+                    owner.ease_nodes()  # it counts again, perhaps in the place of another
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured: what nodes refused by earlier ones does not hold."""

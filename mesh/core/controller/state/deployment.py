@@ -173,7 +173,7 @@ class DeploymentEntry:
         self.by_class = {name: counts for name, counts in self.by_class.items() if name in names}
         kept = tuple([of for of in self.history.classes if of[0] in names])
         self.history = replace(self.history, classes=kept)
-        self._ease_nodes()
+        self.ease_nodes()
 
     @property
     def footprints(self) -> tuple[tuple[str, Footprint], ...]:
@@ -227,7 +227,7 @@ class DeploymentEntry:
 
     def add(self, instance: InstanceEntry) -> None:
         """One instance more: the minimum may have kept others till now."""
-        self._ease_nodes()
+        self.ease_nodes()
         self.instances[instance.instance_id] = instance
         self.candidates.rank(instance)
 
@@ -241,7 +241,8 @@ class DeploymentEntry:
         if instance.instance_id in self.instances:
             self.candidates.rank(instance)
 
-    def _ease_nodes(self) -> None:
+    def ease_nodes(self) -> None:
+        """More of its instances may go than before."""
         for instance in self.instances.values():
             instance.node.touch()
 

@@ -99,7 +99,9 @@ def changes(known: Entries) -> dict[str, Callable[[], object]]:
     heartbeat = Heartbeat(rss_bytes=1, engine_bytes=1, instances=())
     entry, instance = known.a_request(), known.instance
     submit(instance, entry)
-    other = known.a_node("n2", 2)
+    other, third = known.a_node("n2", 2), known.a_node("n3", 3)
+    known.an_instance("a3", third)
+    known.cell.turn_node(third, NodeState.DRAINING)
     return {
         "a request left": lambda: instance.remove(entry),
         "it is unloaded": instance.note_unloading,
@@ -110,6 +112,7 @@ def changes(known: Entries) -> dict[str, Callable[[], object]]:
         "time has passed": lambda: known.node.note_heartbeat(heartbeat),
         "the node is drained": lambda: known.cell.turn_node(known.node, NodeState.DRAINING),
         "the minimum needs it no more": lambda: known.an_instance("a2", other),
+        "another counts again": lambda: known.cell.turn_node(third, NodeState.READY),
         "the minimum is another": lambda: known.deployment.use(deployment(A, replicas_min=1)),
     }
 
