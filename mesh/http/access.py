@@ -20,7 +20,7 @@ from mesh.http.sessions import Sessions
 from mesh.wire.access import ROUTES, Gate
 from mesh.wire.channel import is_loopback
 
-Told = Callable[[Request, Exception], Response]
+Refusing = Callable[[Request, Exception], Response]
 
 ANY_ORIGIN = "*"
 _SHOWN_CHARS = 100
@@ -35,7 +35,7 @@ class Keys:
         *,
         gate: Gate,
         routes: list[Route],
-        told: Told,
+        refusing: Refusing,
         hosts: frozenset[str],
         origins: frozenset[str],
         sessions: Sessions,
@@ -46,7 +46,7 @@ class Keys:
         self._origins = origins
         self._gate = gate
         self._routes = routes
-        self._told = told
+        self._refusing = refusing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -54,7 +54,7 @@ class Keys:
             try:
                 self._check(request)
             except MeshError as error:
-                response = self._told(request, error)
+                response = self._refusing(request, error)
                 if isinstance(error, Unauthenticated):
                     response.headers["www-authenticate"] = "Bearer"
                 await response(scope, receive, send)

@@ -212,7 +212,7 @@ def assembled(
                 Keys,
                 gate=gate,
                 routes=routes,
-                told=_keyless,
+                refusing=_keyless,
                 hosts=hosts_allowed,
                 origins=origins,
                 sessions=sessions,

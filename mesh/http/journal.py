@@ -7,7 +7,7 @@ journal.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -74,25 +74,28 @@ class Moving:
                 async with exchange.body() as raw:
                     asked = read(_Move, raw)
                 await self._move(asked)
-            await exchange.json(encoded(self._told()))
+            await exchange.json(encoded(self._state()))
 
-    def _told(self) -> dict[str, Plain]:
+    def _state(self) -> dict[str, Plain]:
         where = plain_fields(self._journal.position)
         return {**where, "speed": self._speed, "trouble": self._trouble}
 
     async def _move(self, asked: _Move) -> None:
-        """As far as the journal can be read. What is wrong with it is told until the next move."""
         if asked.index is not None:
             self._speed, self._trouble = 0.0, ""
-            try:
-                await self._journal.seek(asked.index)
-            except InvalidInput as error:
-                self._trouble = error.message
-            await self._feed.again()
+            await self._moved(self._journal.seek(asked.index))
         if asked.speed is not None:
             self._speed = asked.speed
             if self._speed and (self._playing is None or self._playing.done()):
                 self._playing = asyncio.create_task(self._play())
+
+    async def _moved(self, move: Awaitable[None]) -> None:
+        """As far as the journal can be read. What is wrong with it is told until the next move."""
+        try:
+            await move
+        except InvalidInput as error:
+            self._speed, self._trouble = 0.0, error.message
+        await self._feed.again()
 
     async def _play(self) -> None:
         with suppress(asyncio.CancelledError):
@@ -102,11 +105,7 @@ class Moving:
                 if where["index"] == where["events"]:
                     self._speed = 0.0
                     return
-                try:
-                    await self._journal.advance(PLAY_TICK_S * self._speed)
-                except InvalidInput as error:
-                    self._speed, self._trouble = 0.0, error.message
-                await self._feed.again()
+                await self._moved(self._journal.advance(PLAY_TICK_S * self._speed))
 
 
 def journal_application(journal: Journalled, feed: Feed, reads: Callable[[], Reads]) -> Starlette:

@@ -62,40 +62,40 @@ class Reads(Protocol):
     async def report(self, asks: Caller, since_s: float) -> CellReport: ...
 
 
-def reading(told: Callable[[], Reads]) -> list[Route]:
-    """The routes; `told` gives what is read now."""
+def reading(reads: Callable[[], Reads]) -> list[Route]:
+    """The routes; `reads` gives what is read now."""
     made = {role: Bodies(count_max=REPORTS_MAX, what="reports") for role in Role}
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
-        return json_response(await told().requests(caller(), int(after)))
+        return json_response(await reads().requests(caller(), int(after)))
 
     async def one(request: Request) -> Response:
-        return json_response(told().request(caller(), request.path_params["request_id"]))
+        return json_response(reads().request(caller(), request.path_params["request_id"]))
 
     async def cancel(request: Request) -> Response:
         check_origin(request)
         request_id = request.path_params["request_id"]
-        told().end(caller(), request_id)
+        reads().end(caller(), request_id)
         return json_response({"message": f"{request_id} was cancelled"})
 
     async def manifest(request: Request) -> Response:
         name = request.query_params.get("name")
-        specs = told().specs(caller(), None if name is None else DeploymentName(name))
+        specs = reads().specs(caller(), None if name is None else DeploymentName(name))
         named = {"content-disposition": 'attachment; filename="mesh-deployments.yaml"'}
         text = await asyncio.to_thread(written, specs)
         return Response(text, media_type="application/yaml", headers=named)
 
     async def profiles(request: Request) -> Response:
         name = DeploymentName(request.path_params["model"])
-        return json_response(plain(told().profiles(caller(), name)))
+        return json_response(plain(reads().profiles(caller(), name)))
 
     async def wanted(request: Request) -> Response:
-        return json_response(told().wanted())
+        return json_response(reads().wanted())
 
     async def trace(request: Request) -> Response:
         with made[caller().role].reading():
-            body = await asyncio.to_thread(_trace, told().trace(caller()))
+            body = await asyncio.to_thread(_trace, reads().trace(caller()))
         named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
         return Response(body, media_type="application/json", headers=named)
 
@@ -108,20 +108,20 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
                 hint=f"there are {', '.join(UsageBy)}",
             )
         with made[caller().role].reading():
-            found = await told().usage(caller(), time.time() - since_s, UsageBy(given))
+            found = await reads().usage(caller(), time.time() - since_s, UsageBy(given))
             body = await asyncio.to_thread(_listed, map(plain, found))
         return Response(body, media_type="application/json")
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
         with made[caller().role].reading():
-            found = await told().report(caller(), since_s)
+            found = await reads().report(caller(), since_s)
         return json_response(plain(found))
 
     async def report_page(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
         with made[caller().role].reading():
-            text = await asyncio.to_thread(page, await told().report(caller(), since_s))
+            text = await asyncio.to_thread(page, await reads().report(caller(), since_s))
         named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
         return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
 

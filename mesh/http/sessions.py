@@ -10,7 +10,6 @@ import hmac
 import secrets
 from collections import Counter
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from pydantic import Field
 from starlette.requests import Request
@@ -136,7 +135,7 @@ class Session:
                     authorization = f"Bearer {read(_SignIn, raw).key}"
                 caller = self._gate.check(authorization, ROLES)
                 token, csrf = self._sessions.begin(authorization)
-                response = _told(caller, wants_keys=self._gate.wants_keys, csrf=csrf)
+                response = _whose(caller, wants_keys=self._gate.wants_keys, csrf=csrf)
                 response.set_cookie(
                     cookie_of(request),
                     token,
@@ -148,24 +147,24 @@ class Session:
             elif request.method == "DELETE":
                 self._sessions.authorization(request)
                 self._sessions.end(request)
-                response = _told(None, wants_keys=self._gate.wants_keys)
+                response = _whose(None, wants_keys=self._gate.wants_keys)
                 response.delete_cookie(cookie_of(request), httponly=True, samesite="strict")
             else:
-                response = self._whose(request)
+                response = self._by_cookie(request)
             await response(scope, receive, send)
 
-    def _whose(self, request: Request) -> Response:
+    def _by_cookie(self, request: Request) -> Response:
         if not self._gate.wants_keys:
-            return _told(Caller(), wants_keys=False)
+            return _whose(Caller(), wants_keys=False)
         session = self._sessions.of(request)
         if session is None:
-            return _told(None, wants_keys=True)
+            return _whose(None, wants_keys=True)
         try:
             caller = self._gate.check(session.authorization, ROLES)
         except (Unauthenticated, Forbidden):
             self._sessions.end(request)
-            return _told(None, wants_keys=True)
-        return _told(caller, wants_keys=True, csrf=session.csrf)
+            return _whose(None, wants_keys=True)
+        return _whose(caller, wants_keys=True, csrf=session.csrf)
 
 
 def check_origin(request: Request) -> None:
@@ -173,21 +172,14 @@ def check_origin(request: Request) -> None:
     Forbidden.
     """
     origin = request.headers.get("origin")
-    if origin is not None and _host_of(origin) != request.headers.get("host"):
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
         raise Forbidden(
             f"a page of {origin[:_SHOWN_CHARS]!r} may change nothing here",
             hint="open the page of this cell itself",
         )
 
 
-def _host_of(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
-
-
-def _told(caller: Caller | None, *, wants_keys: bool, csrf: str = "") -> Response:
+def _whose(caller: Caller | None, *, wants_keys: bool, csrf: str = "") -> Response:
     whose = {
         "wants_keys": wants_keys,
         "role": None if caller is None else caller.role,
