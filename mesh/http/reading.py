@@ -26,7 +26,7 @@ from mesh.http.sessions import check_origin
 from mesh.manifest.specs import written
 from mesh.report.cell_page import page
 from mesh.report.cell_report import CellReport
-from mesh.report.plain import Plain, plain
+from mesh.report.plain import Plain, plain, plain_json
 from mesh.wire.access import caller
 
 AFTER_MAX = 2**53
@@ -68,7 +68,8 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
-        return json_response(await reads().requests(caller(), int(after)))
+        body = plain_json(await reads().requests(caller(), int(after)))
+        return Response(body, media_type="application/json")
 
     async def one(request: Request) -> Response:
         return json_response(reads().request(caller(), request.path_params["request_id"]))
