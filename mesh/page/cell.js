@@ -2,7 +2,7 @@
 
 import { html, Component } from "./vendor/preact-htm.js";
 import { Chart } from "./chart.js";
-import { Badge, Loading, Notice, Share, Table, Text } from "./parts.js";
+import { Badge, Loading, Notice, NothingDeployed, Share, Table, Text, Total } from "./parts.js";
 import { address } from "./route.js";
 import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
 
@@ -22,8 +22,7 @@ export function Cell({ live }) {
       <${Chart} title="Requests running and queued" columns=${samples}
         series=${[{ label: "running", column: "running" }, { label: "queued", column: "queued" }]} />
     </div>`}
-    ${!Object.keys(state.deployments).length && html`<${Notice}>
-      Nothing is deployed yet. <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`}
+    ${!Object.keys(state.deployments).length && html`<${NothingDeployed} />`}
     ${!nodes.length && html`<${Notice}>
       No node has joined that this key may see. <code>mesh node --join ADDRESS</code> brings one.<//>`}
     <${Cards} nodes=${nodes} state=${state} />`;
@@ -66,8 +65,6 @@ function Totals({ state, samples }) {
 }
 
 const sum = (all, key) => all.reduce((so_far, one) => so_far + one[key], 0);
-
-const Total = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
 
 function Node({ node, state }) {
   const instances = Object.values(state.instances).filter((one) => one.node_id === node.node_id)

@@ -3,8 +3,7 @@
 import { html } from "./vendor/preact-htm.js";
 import { Chart } from "./chart.js";
 import { Notice } from "./parts.js";
-
-const MIB = 2 ** 20;
+import { MIB } from "./words.js";
 
 const CHARTS = [
   { title: "Output tokens per second", series: [{ label: "tokens/s", column: "tokens_per_s", digits: 1 }] },

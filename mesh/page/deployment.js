@@ -3,7 +3,7 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { Line } from "./logs.js";
 import { manifestOf, post } from "./calls.js";
-import { Badge, Fault, Loading, Notice, Table, Text, useAsked } from "./parts.js";
+import { Badge, Fault, Loading, Notice, Table, Text, Total, Twice, useAsked } from "./parts.js";
 import { Profiles } from "./profile.js";
 import { address } from "./route.js";
 import { session } from "./session.js";
@@ -19,14 +19,14 @@ export function Deployment({ live, name }) {
   return html`
     <h1><${Text}>${name}<//> <${Badge} state=${one.state} /> <${Text}>${phase(one)}<//></h1>
     <dl class="totals">
-      <${Pair} name="running" value=${count(one.running)} />
-      <${Pair} name="queued" value=${count(one.queued)} />
-      <${Pair} name="served" value=${count(one.served)} />
-      <${Pair} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
-      <${Pair} name="TTFT p50 / p95, SLO ${limit(spec.slo.ttft_s)}" value="${seconds(recent.ttft_p50_s)} / ${seconds(recent.ttft_p95_s)}" small />
-      <${Pair} name="TPOT p50 / p95, SLO ${tpotLimit(spec)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" small />
-      <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} small />
-      <${Pair} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
+      <${Total} name="running" value=${count(one.running)} />
+      <${Total} name="queued" value=${count(one.queued)} />
+      <${Total} name="served" value=${count(one.served)} />
+      <${Total} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
+      <${Total} name="TTFT p50 / p95, SLO ${limit(spec.slo.ttft_s)}" value="${seconds(recent.ttft_p50_s)} / ${seconds(recent.ttft_p95_s)}" small />
+      <${Total} name="TPOT p50 / p95, SLO ${tpotLimit(spec)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" small />
+      <${Total} name="refused lately, by reason" value=${refusals(recent.refused)} small />
+      <${Total} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
     </dl>
     ${!session.journal && html`<p class="actions"><a class="button" href=${address("try", "", { a: name })}>Try it</a>
       <a class="button" href=${address("deploy", "", { from: name })}>Copy it</a></p>
@@ -49,14 +49,10 @@ function Manifest({ name, spec }) {
     ${value && html`<pre class="code" tabindex="0"><${Text}>${value}<//></pre>`}`;
 }
 
-const Pair = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
-
 function Actions({ name, scaling, all }) {
   const [said, setSaid] = useState({});
   const [busy, setBusy] = useState("");
-  const [asking, setAsking] = useState("");
   const act = async (verb, body = {}) => {
-    setAsking("");
     setBusy(verb);
     setSaid({});
     setSaid(await post(`api/v1/deployments/${encodeURIComponent(name)}/${verb}`, body));
@@ -74,10 +70,7 @@ function Actions({ name, scaling, all }) {
   return html`<section class="actions" aria-label="Actions" aria-busy=${Boolean(busy)}>
     ${["load", "unload", "profile"].map((verb) => html`<button disabled=${busy} onClick=${() => act(verb)}>${verb}</button>`)}
     <button disabled=${busy} onClick=${() => act("undo")}>undo rollout</button>
-    ${asking ? html`<span class="asked">Delete <${Text}>${name}<//> for good?
-        <button class="bad" onClick=${() => act("delete")}>delete it</button>
-        <button onClick=${() => setAsking("")}>keep it</button></span>`
-      : html`<button class="bad" disabled=${busy} onClick=${() => setAsking("delete")}>delete …</button>`}
+    <${Twice} verb="delete" busy=${busy} onSure=${() => act("delete")}>Delete <${Text}>${name}<//><//>
     <form onSubmit=${scale}>
       <label>replicas from <input name="replicas_min" type="number" min="0" defaultValue=${scaling.replicas_min} /></label>
       <label> to <input name="replicas_max" type="number" min="1" defaultValue=${scaling.replicas_max} /></label>

@@ -1,7 +1,7 @@
 // All deployments in a table that can be sorted and filtered. What is asked stands in the address.
 
 import { html } from "./vendor/preact-htm.js";
-import { Badge, Notice, Table, Text } from "./parts.js";
+import { Badge, NothingDeployed, Table, Text } from "./parts.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
 import { count, limit, millis, percent, phase, refusals, seconds, tpotLimit } from "./words.js";
@@ -13,8 +13,7 @@ export function Deployments({ state, asked }) {
   const rows = sorted(all.filter((row) => row.text.includes(filter.toLowerCase())), sort);
   return html`
     <h1>Deployments</h1>
-    ${!all.length && html`<${Notice}>Nothing is deployed yet.${" "}
-      <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`}
+    ${!all.length && html`<${NothingDeployed} />`}
     <p><label>Filter by name, state or source
       <input type="search" value=${filter} onInput=${(event) => ask({ filter: event.target.value })} /></label>
       <span class="dim" role="status"> ${rows.length} of ${all.length}</span></p>

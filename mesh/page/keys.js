@@ -1,7 +1,7 @@
 // Keys, for operators of a cell that wants them: listed, made (shown once) and revoked.
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
-import { Copy, Fault, Notice, Table, Text } from "./parts.js";
+import { Copy, Fault, Notice, Table, Text, Twice } from "./parts.js";
 import { fetched, post } from "./calls.js";
 
 const PATH = "api/v1/keys";
@@ -10,7 +10,6 @@ export function Keys() {
   const [keys, setKeys] = useState(null);
   const [made, setMade] = useState(null);
   const [error, setError] = useState(null);
-  const [asking, setAsking] = useState("");
   const look = () => fetched(PATH).then(setKeys, setError);
   useEffect(() => { look(); }, []);
   const create = async (event) => {
@@ -23,7 +22,6 @@ export function Keys() {
     look();
   };
   const revoke = async (id) => {
-    setAsking("");
     setError((await post(`${PATH}/${encodeURIComponent(id)}/revoke`, {})).error ?? null);
     look();
   };
@@ -37,19 +35,18 @@ export function Keys() {
     <${Fault} error=${error} />
     ${made && html`<${Notice}>The key <code>${made.key}</code> is shown this once: keep it now.
       <${Copy} text=${() => made.key} /> <button onClick=${() => setMade(null)}>done</button><//>`}
-    ${keys && html`<${Table} label="Keys" columns=${columns(asking, setAsking, revoke)} rows=${keys.map((key) => ({ ...key }))} keyOf=${(key) => key.key_id} />`}`;
+    ${keys && html`<${Table} label="Keys" columns=${columns(revoke)} rows=${keys} keyOf=${(key) => key.key_id} />`}`;
 }
 
 const day = (unixS) => (unixS ? new Date(1000 * unixS).toISOString().slice(0, 10) : "–");
 
-const columns = (asking, setAsking, revoke) => [
+const columns = (revoke) => [
   { title: "key", cell: (key) => html`<code>${key.key_id}</code>` },
   { title: "role", cell: (key) => key.role },
   { title: "tenant", cell: (key) => html`<${Text}>${key.tenant || "–"}<//>` },
   { title: "made (UTC)", cell: (key) => day(key.created_unix_s) },
   { title: "expires (UTC)", cell: (key) => day(key.expires_unix_s) },
   { title: "revoked (UTC)", cell: (key) => day(key.revoked_unix_s) },
-  { title: "revoke", cell: (key) => (key.revoked_unix_s ? "revoked" : asking === key.key_id
-    ? html`<span class="asked">for good? <button class="bad" onClick=${() => revoke(key.key_id)}>revoke it</button> <button onClick=${() => setAsking("")}>keep it</button></span>`
-    : html`<button class="bad" aria-label=${`revoke ${key.key_id}`} onClick=${() => setAsking(key.key_id)}>revoke …</button>`) },
+  { title: "revoke", cell: (key) => (key.revoked_unix_s ? "revoked"
+    : html`<${Twice} verb="revoke" label=${`revoke ${key.key_id}`} onSure=${() => revoke(key.key_id)}>Revoke it<//>`) },
 ];

@@ -64,6 +64,7 @@ export async function follow() {
     while (document.hidden) {
       await new Promise((resolve) => addEventListener("visibilitychange", resolve, { once: true }));
       live.heardMs = performance.now();
+      draw();
     }
     const leaving = new AbortController();
     const { signal } = leaving;

@@ -2,7 +2,7 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { places } from "./live.js";
-import { Copy, Text } from "./parts.js";
+import { Choice, Copy, Text } from "./parts.js";
 import { ask } from "./route.js";
 import { session } from "./session.js";
 import { clock } from "./words.js";
@@ -16,8 +16,7 @@ export function Logs({ live, asked }) {
   const wanted = Object.fromEntries(["kind", "deployment", "node", "search"].map((name) => [name, asked.get(name) ?? ""]));
   const lines = (held ?? live.lines).filter((line) => fits(line, wanted));
   const shown = lines.slice(-SHOWN_MAX);
-  const choice = (name, all) => html`<label>${name} <select value=${wanted[name]} onChange=${(event) => ask({ [name]: event.target.value })}>
-    ${["", ...all].map((one) => html`<option value=${one} selected=${one === wanted[name]}>${one || "all"}</option>`)}</select></label>`;
+  const choice = (name, all) => html`<${Choice} label=${name} all=${["", ...all]} value=${wanted[name]} shown=${(one) => one || "all"} onChange=${(one) => ask({ [name]: one })} />`;
   return html`<h1>Logs</h1>
     <div class="chosen">
       ${choice("kind", KINDS)} ${choice("deployment", Object.keys(live.state.deployments).sort())} ${Object.keys(live.state.nodes).length > 0 && choice("node", Object.keys(live.state.nodes).sort())}

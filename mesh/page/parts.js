@@ -9,6 +9,23 @@ export const Text = ({ children }) => html`<bdi>${children}</bdi>`;
 export const Notice = ({ children, bad = false }) =>
   html`<p class="notice ${bad ? "bad" : ""}" role=${bad ? "alert" : "status"}>${children}</p>`;
 
+export const NothingDeployed = () => html`<${Notice}>Nothing is deployed yet. <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`;
+
+// A number in a list of the class "totals".
+export const Total = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
+
+export const Choice = ({ label, all, value, shown = String, onChange }) => html`<label>${label}
+  <select value=${value} onChange=${(event) => onChange(event.target.value)}>${all.map((one) => html`
+    <option value=${one} selected=${one === value}>${shown(one)}</option>`)}</select></label>`;
+
+// A button for what cannot be undone: it asks a second time.
+export function Twice({ verb, label, busy = false, onSure, children }) {
+  const [asking, setAsking] = useState(false);
+  if (!asking) return html`<button class="bad" disabled=${busy} aria-label=${label} onClick=${() => setAsking(true)}>${verb} …</button>`;
+  return html`<span class="asked">${children} for good?
+    <button class="bad" onClick=${() => { setAsking(false); onSure(); }}>${verb} it</button> <button onClick=${() => setAsking(false)}>keep it</button></span>`;
+}
+
 export const Fault = ({ error }) =>
   error && html`<p class="notice bad" role="alert"><${Text}>${error.message}<//>
     ${error.hint && html`<br /><span class="dim">hint: <${Text}>${error.hint}<//></span>`}</p>`;

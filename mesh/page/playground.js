@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { bodyOf, optionsOf, stream } from "./chat.js";
 import { AsCode } from "./code.js";
-import { Fault, Loading, Notice, Share, Text } from "./parts.js";
+import { Choice, Fault, Loading, Notice, NothingDeployed, Share, Text } from "./parts.js";
 import { ask } from "./route.js";
 import { count, limit, millis, seconds, tpotLimit } from "./words.js";
 
@@ -63,13 +63,12 @@ export function Playground({ state, asked }) {
     if (answered.some(Boolean)) setGiven((all) => ({ ...all, prompt: "" })); // a refused one can be sent again
   };
 
-  if (!names.length) return html`<h1>Playground</h1><${Notice}>Nothing is deployed yet.${" "}
-    <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`;
+  if (!names.length) return html`<h1>Playground</h1><${NothingDeployed} />`;
   return html`
     <h1>Playground</h1>
     <div class="chosen">
-      <${Choice} label="Deployment" names=${names} value=${chosen[0]} onChange=${(a) => ask({ a })} />
-      <${Choice} label="Beside it" names=${["", ...names.filter((name) => name !== chosen[0])]} value=${chosen[1]} onChange=${(b) => ask({ b })} />
+      <${Choice} label="Deployment" all=${names} value=${chosen[0]} onChange=${(a) => ask({ a })} />
+      <${Choice} label="Beside it" all=${["", ...names.filter((name) => name !== chosen[0])]} value=${chosen[1]} shown=${(name) => name || "none"} onChange=${(b) => ask({ b })} />
       <button onClick=${() => setTurns({})} disabled=${running}>new conversation</button>
     </div>
     <details><summary>System prompt, sampling, schema, tools</summary><div class="options">
@@ -93,10 +92,6 @@ export function Playground({ state, asked }) {
     </form>
     <${AsCode} names=${shown} given=${given} turns=${turns} />`;
 }
-
-const Choice = ({ label, names, value, onChange }) => html`<label>${label}
-  <select value=${value} onChange=${(event) => onChange(event.target.value)}>${names.map((name) => html`
-    <option value=${name} selected=${name === value}>${name || "none"}</option>`)}</select></label>`;
 
 function Answers({ name, state, turns }) {
   const deployment = state.deployments[name];

@@ -1,7 +1,7 @@
 // What was used, as `mesh usage` has it: by deployment, hour, tenant or key.
 
 import { html } from "./vendor/preact-htm.js";
-import { Fault, Notice, Table, Text, useAsked } from "./parts.js";
+import { Choice, Fault, Notice, Table, Text, useAsked } from "./parts.js";
 import { fetched } from "./calls.js";
 import { ask } from "./route.js";
 import { count } from "./words.js";
@@ -15,11 +15,10 @@ export function Usage({ asked }) {
   const hours = asked.get("since_h") ?? "24";
   const query = new URLSearchParams({ by, since_s: 3600 * hours });
   const { value: told, error } = useAsked(async () => ({ by, rows: await fetched(`api/v1/usage?${query}`) }), [by, hours]);
-  const choice = (label, name, value, all) => html`<label>${label} <select value=${value} onChange=${(event) => ask({ [name]: event.target.value })}>
-    ${Object.entries(all).map(([one, title]) => html`<option value=${one} selected=${one === value}>${title}</option>`)}</select></label>`;
   return html`<h1>Usage</h1>
-    <div class="chosen">${choice("by", "by", by, Object.fromEntries(BY.map((one) => [one, NAMES[one] ?? one])))}
-      ${choice("within", "since_h", hours, HOURS)}</div>
+    <div class="chosen">
+      <${Choice} label="by" all=${BY} value=${by} shown=${(one) => NAMES[one] ?? one} onChange=${(one) => ask({ by: one })} />
+      <${Choice} label="within" all=${Object.keys(HOURS)} value=${hours} shown=${(one) => HOURS[one]} onChange=${(one) => ask({ since_h: one })} /></div>
     <${Fault} error=${error} />
     ${told && (told.rows.length
       ? html`<${Table} label="Usage" columns=${[...COLUMNS[told.by], ...COUNTS]} rows=${told.rows} keyOf=${(u) => `${u.hour_unix_s} ${u.deployment} ${u.tenant} ${u.key_id} ${u.slo_class}`} />`

@@ -1,7 +1,7 @@
 // Numbers in words, with their units. What is not known is a dash.
 
 const NONE = "–";
-const MIB = 2 ** 20;
+export const MIB = 2 ** 20;
 
 const known = (say) => (value, ...more) => (value === null || value === undefined ? NONE : say(value, ...more));
 
