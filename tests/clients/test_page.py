@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -75,6 +75,8 @@ ARGUMENTS = (
 WAIT_MS_MAX = 30_000
 READY_S_MAX = 100.0
 SENDERS, SENT_MAX = 12, 20
+FAILED = re.compile("Failed to load resource: .*?(net::[A-Z_]+|[0-9]{3})")
+BROKEN_OFF = {"net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING"}
 REFUSABLE = re.compile("/api/v1/|/v1/chat/completions")
 TAG = "<img src=x onerror=alert(1)>"
 MARKUP = f"{TAG} \u202egnp\x1b[31m"
@@ -178,30 +180,37 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, cell: Cell) -> Iterator[Any]:
+def page(browser: Any, cell: Cell, refused: set[str]) -> Iterator[Any]:
     """A tab, held to what holds of every one."""
-    with watched(browser, cell.url) as page:
+    with watched(browser, cell.url, refused=refused) as page:
         yield page
 
 
-def is_fine(told: Any) -> bool:
+@pytest.fixture
+def refused() -> set[str]:
+    """The statuses with which a scenario lets calls fail: it adds those that it makes happen."""
+    return set()
+
+
+def is_fine(told: Any, refused: Set[str]) -> bool:
     """Browsers note each call that is refused or finds nobody; where that is what a test makes
     happen, it is no error of the page's.
     """
-    refused = told.text.startswith("Failed to load resource: ")
-    return told.type != "error" or (
-        refused and bool(REFUSABLE.match(urlsplit(told.location["url"]).path))
-    )
+    failed = FAILED.match(told.text)
+    called = REFUSABLE.match(urlsplit(told.location["url"]).path)
+    return told.type != "error" or bool(failed and called and failed[1] in refused)
 
 
 @contextmanager
-def watched(browser: Any, url: str, heading: str = "Cell", **how: Any) -> Iterator[Any]:
+def watched(
+    browser: Any, url: str, heading: str = "Cell", refused: Set[str] = frozenset(), **how: Any
+) -> Iterator[Any]:
     context = browser.new_context(**how)
     page = context.new_page()
     page.set_default_timeout(WAIT_MS_MAX)
     said: list[str] = []
     asked: list[str] = []
-    page.on("console", lambda told: None if is_fine(told) else said.append(told.text))
+    page.on("console", lambda told: None if is_fine(told, refused) else said.append(told.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(url)
@@ -277,7 +286,10 @@ def test_a_deployment_appears_and_goes_without_a_reload(page: Any, cell: Cell) -
         assert len(client.list()) == 2
 
 
-def test_a_deployment_is_scaled_loaded_and_refused_in_words(page: Any, cell: Cell) -> None:
+def test_a_deployment_is_scaled_loaded_and_refused_in_words(
+    page: Any, cell: Cell, refused: set[str]
+) -> None:
+    refused.add("404")
     show(page, "#/deployments/chat-too")
     page.get_by_label("keep alive, s").fill("45")
     page.wait_for_timeout(
@@ -499,10 +511,11 @@ def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: C
 
 def test_lines_are_copied_where_a_browser_hides_its_clipboard_too(page: Any, cell: Cell) -> None:
     """As it does from a page over plain HTTP that is not of localhost."""
-    for kind, clipboard in (("node", "navigator.clipboard"), ("deployment", "undefined")):
+    hide = "Object.defineProperty(navigator, 'clipboard', { value: undefined })"
+    for kind, first in (("node", "true"), ("deployment", hide)):
+        page.evaluate(first)
         show(page, f"#/logs?kind={kind}")
         line = page.locator(".log li").filter(has_text=kind).first.locator("b").inner_text()
-        page.evaluate(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }})")
         page.get_by_role("button", name="copy").click()
         page.get_by_role("button", name="copied").wait_for()
         show(page, "#/try?a=chat")
@@ -561,7 +574,8 @@ def test_a_deployment_whose_name_yaml_quotes_is_copied_under_another(page: Any, 
                 client.delete(DeploymentName(each))
 
 
-def test_overload_is_refused_where_it_was_asked(page: Any, cell: Cell) -> None:
+def test_overload_is_refused_where_it_was_asked(page: Any, cell: Cell, refused: set[str]) -> None:
+    refused.add("429")
     slo = Slo(ttft_s=1.0, ttft_tokens_per_s=1e6, tpot_s=1.0)
     enough, numbers = threading.Event(), count()
 
@@ -757,7 +771,10 @@ def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
         playwright.expect(cursor).to_have_attribute("style", re.compile("transform"))
 
 
-def test_what_cannot_be_asked_is_said_where_it_was_asked(page: Any, cell: Cell) -> None:
+def test_what_cannot_be_asked_is_said_where_it_was_asked(
+    page: Any, cell: Cell, refused: set[str]
+) -> None:
+    refused |= {"400", "404"}
     show(page, "#/try?a=chat")
     page.get_by_text("System prompt, sampling").click()
     page.get_by_label("at most so many tokens").fill("4")
@@ -850,7 +867,7 @@ def test_a_tab_too_many_is_told_so_and_comes_in_once_another_goes(
             )
             others.append(one)
         assert [one.status_code for one in others[-2:]] == [200, 503]
-        with watched(browser, cell.url, "Not shown") as page:
+        with watched(browser, cell.url, "Not shown", {"503"}) as page:
             page.get_by_role("alert").get_by_text(f"{VIEWERS_MAX} viewers are here").wait_for()
             looked_at(page, "too-many", pictures)
             others[0].close()
@@ -870,7 +887,7 @@ def hide(page: Any, hidden: bool) -> None:
 def test_hidden_tabs_leave_room_for_others_and_go_on_where_they_were(page: Any, cell: Cell) -> None:
     """A browser opens six connections to a host, all tabs together."""
     asked: list[Any] = []
-    page.on("request", asked.append)
+    page.on("request", lambda one: asked.append(one))
     show(page, "#/logs?kind=node")
     page.locator(".log").get_by_text("connected").wait_for()
     with MeshClient(cell.address) as client:
@@ -891,6 +908,22 @@ def test_hidden_tabs_leave_room_for_others_and_go_on_where_they_were(page: Any, 
     page.locator(".log").get_by_text("connected").wait_for()
     assert page.get_by_text("Shown anew").count() == 0
     assert [one.headers.get("last-event-id") for one in asked if "/events" in one.url][-1]
+
+
+def test_a_viewer_that_was_dropped_is_told_so_until_it_goes_on(page: Any, cell: Cell) -> None:
+    """As one that reads too slowly is: it had the whole, and what comes next is kept for it."""
+    with closing(requests.get(f"{cell.url}api/v1/events", stream=True, timeout=20)) as other:
+        pieces, whole = other.iter_content(None), b""
+        while b"\n\n" not in whole:
+            whole += next(pieces)
+        whole, _, _ = whole.partition(b"\n\n")
+        end = b'\n\nevent: end\ndata: {"why": "it reads too slowly"}\n\n'
+        told = {"body": whole + end, "content_type": "text/event-stream"}
+        page.route("**/api/v1/events", lambda route: route.fulfill(**told), times=1)
+        page.reload()
+        page.get_by_text("Nothing more was told: it reads too slowly").wait_for()
+        page.get_by_text("Nothing more was told").wait_for(state="detached")
+        assert page.get_by_text("Shown anew").count() == 0, "it went on where it was"
 
 
 def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
@@ -927,7 +960,7 @@ def journal_page(browser: Any, path: Path) -> Iterator[tuple[Any, "Popen[str]"]]
     with Popen(command, stdout=PIPE, text=True) as shown, ExitStack() as opened:
         opened.callback(shown.kill)
         assert shown.stdout is not None
-        with watched(browser, shown.stdout.readline().strip()) as page:
+        with watched(browser, shown.stdout.readline().strip(), refused=BROKEN_OFF) as page:
             yield page, shown
 
 
@@ -1024,7 +1057,7 @@ def test_signing_in_takes_a_key(browser: Any, tmp_path: Path, pictures: Path) ->
     with (
         Stopping() as stopping,
         running_cell(plan, stopping),
-        watched(browser, f"http://{plan.http}/", "Sign in") as page,
+        watched(browser, f"http://{plan.http}/", "Sign in", {"400", "401"}) as page,
     ):
         sign_in(page, "mesh_of_nobody")
         page.get_by_role("alert").get_by_text("the key is unknown").wait_for()
@@ -1082,7 +1115,7 @@ def test_tenants_do_not_see_each_other_and_an_operator_sees_a_killed_node(
     monkeypatch.setenv(KEY_VARIABLE, admin)  # which the node shows
     show_credentials(Credentials(key=admin))
     with Stopping() as stopping, running_cell(plan, stopping) as cell:
-        with watched(browser, url, "Sign in") as page:
+        with watched(browser, url, "Sign in", {"429"}) as page:
             sign_in(page, acme)
             page.get_by_role("link", name="Deploy", exact=True).click()
             page.get_by_role("textbox", name="Manifests").fill(
@@ -1201,7 +1234,7 @@ def test_the_page_comes_back_by_itself_after_the_controller_was_killed(
     with (
         Stopping() as stopping,
         running_cell(plan, stopping) as cell,
-        watched(browser, f"http://{plan.http}/") as page,
+        watched(browser, f"http://{plan.http}/", refused=BROKEN_OFF) as page,
     ):
         page.get_by_text("Nothing is deployed yet.").wait_for()
         looked_at(page, "empty", pictures)
