@@ -184,7 +184,7 @@ class _Changed:
 
     changes: Statements
     versions: dict[str, dict[tuple[Any, ...], str]]
-    """Of each row of each table, by its key."""
+    """What PostgreSQL calls the version of a row, by table and by the key of the row."""
     version: int
     """The count of writes."""
 
