@@ -42,8 +42,8 @@ from mesh.http.refusals import (
     Failure,
     dialect_of,
     encoded,
+    error_headers,
     json_response,
-    retry_headers,
     status_and_code,
 )
 from mesh.http.responses import CountInput, Responses
@@ -299,5 +299,5 @@ def _error_response(request: Request, error: MeshError, status: int, code: str) 
     failure = Failure(error=error, status=status, code=code)
     status, body = dialect_of(request.url.path).refusal(failure)
     response = json_response(body, status)
-    response.raw_headers += retry_headers(error)
+    response.raw_headers += error_headers(error)
     return response

@@ -27,7 +27,7 @@ from mesh.http.refusals import (
     dialect_of,
     encoded,
     error_event,
-    retry_headers,
+    error_headers,
     status_and_code,
 )
 from mesh.wire.access import caller
@@ -376,7 +376,7 @@ class Exchange:
                     await self.end(self._failing(failure, told))
                 else:
                     closing = ((b"connection", b"close"),) if self._unread else ()
-                    headers = (*self._id_header(), *retry_headers(error), *closing)
+                    headers = (*self._id_header(), *error_headers(error), *closing)
                     await self._whole(status, headers, told)
         except TimeoutError:
             self._scope["extensions"][ABORT]()

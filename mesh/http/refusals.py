@@ -16,7 +16,7 @@ from starlette.responses import Response
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.values import dataclass, replace
-from mesh.wire.errors import status_for
+from mesh.wire.errors import ERROR_KEY, REASON_KEY, status_for
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
@@ -170,10 +170,14 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(encoded(value), status, media_type="application/json")
 
 
-def retry_headers(error: MeshError) -> Iterator[Header]:
-    """When to come again, or that it does not help."""
+def error_headers(error: MeshError) -> Iterator[Header]:
+    """What it is, as gRPC's metadata say it to an edge that may ask another controller or front,
+    and when to come again, or that it does not help.
+    """
+    yield ERROR_KEY.encode(), type(error).__name__.encode()
     if not isinstance(error, Refused):
         return
+    yield REASON_KEY.encode(), error.reason.encode()
     if error.retry_after_s > 0:
         yield b"retry-after", b"%d" % math.ceil(error.retry_after_s)
         yield b"retry-after-ms", b"%d" % math.ceil(error.retry_after_s * 1000)

@@ -25,7 +25,7 @@ from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
 from mesh.http import exchange
 from mesh.http.exchange import BODY_BYTES_MAX, UNREAD_BYTES_MAX, Bodies
-from mesh.http.refusals import Failure, encoded, in_openai, retry_headers, status_and_code
+from mesh.http.refusals import Failure, encoded, error_headers, in_openai, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
 from tests.controller.live import CLASSES, QUICK, SPEC, WAIT_S_MAX
 from tests.http.edge import HELLO, Edge, edge, events, raw, read_all
@@ -62,8 +62,9 @@ def test_a_refusal_says_when_to_come_again_or_not_to(
     retry_after_s: float, headers: dict[bytes, bytes]
 ) -> None:
     refused = Refused("full", reason=RefusalReason.QUEUE_FULL, retry_after_s=retry_after_s)
-    assert dict(retry_headers(refused)) == headers
-    assert dict(retry_headers(MeshError("a fault"))) == {}
+    why = {b"mesh-error": b"Refused", b"mesh-reason": b"queue_full"}
+    assert dict(error_headers(refused)) == why | headers
+    assert dict(error_headers(MeshError("a fault"))) == {b"mesh-error": b"MeshError"}
     body = told_of(refused, status=429, code="queue_full")
     assert (body["type"], body["code"], body["param"]) == ("rate_limit_error", "queue_full", None)
     assert body["hint"] == refused.hint
