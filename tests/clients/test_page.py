@@ -404,7 +404,9 @@ def test_a_call_as_code_is_the_call(page: Any, cell: Cell) -> None:
     read = [
         json.loads(str(node.value))
         for node in ast.walk(ast.parse(texts["Python"]))
-        if isinstance(node, ast.Constant) and str(node.value).startswith("{")
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("{")
     ]
     assert read == [{k: v for k, v in one.items() if k != "stream_options"} for one in bodies]
 
