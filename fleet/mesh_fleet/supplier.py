@@ -29,6 +29,8 @@ ANSWER_S_MAX = 5.0
 """How long a keeper, a machine or the controller is waited for."""
 ASK_AGAIN_S = 30.0
 """Machines are asked of Ray again after so long, which may have been started anew."""
+LOST_MAX = 16
+"""Of so many lost keepers it is told why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,8 @@ class Supplier:
         ]
         choice = choose(places, wanted)
         for place in choice.keep:
-            self._keep(place)
+            with suppress(ValueError):  # its keeper lives after all: the next look finds it
+                self._keep(place)
         for place in choice.drain:
             self._keepers[place.name][1].drain.remote()
 
@@ -201,6 +204,8 @@ class Supplier:
             except RayError as error:
                 self._forget(place)
                 self._lost[place] = _reason(error)
+                for earlier in list(self._lost)[:-LOST_MAX]:
+                    del self._lost[earlier]
                 continue
             if agent.leaving and agent.pid is None:
                 ray.kill(self._forget(place))

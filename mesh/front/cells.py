@@ -457,7 +457,7 @@ class FrontCells:
                     continue
                 try:
                     return _fetched(link.name, link.leader, names[0])
-                except MeshError as error:
+                except Unavailable as error:
                     why = f": {error.message}"
             time.sleep(LOOK_S)
         raise Unavailable(

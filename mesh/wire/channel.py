@@ -23,8 +23,10 @@ REDIAL_MS_MIN = 100
 REDIAL_MS_MAX = 1_000
 BACKLOG_MAX = 1024
 """Connections that wait to be taken."""
-CONNECTIONS_MAX = 2048
-"""The most gRPC connections of a controller, those of nodes included."""
+CONNECTIONS_MAX = 4096
+"""The most gRPC connections of a controller, those of nodes included: each has one to look who
+leads, and one for its link.
+"""
 STREAMS_MAX = 4096
 """Calls at one time on a connection."""
 HANDSHAKE_MS_MAX = 10_000

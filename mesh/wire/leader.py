@@ -35,6 +35,8 @@ async def look(channel: grpc.aio.Channel, *shown: tuple[str, str]) -> Look:
         return _answer(await _asked(channel, shown))
     except grpc.RpcError as error:
         return _failure(error)
+    except grpc.aio.BaseError:  # gRPC cannot use the channel just now
+        return Look.SILENT
 
 
 def look_blocking(channel: grpc.Channel) -> Look:

@@ -33,7 +33,7 @@ from tests.e2e.live_cell import SETTLED, LiveCell
 from tests.ray.machines import RayMachines
 from tests.ray.provider import HEAD, configuration
 from tests.support.tiny_model import write_tiny_llama
-from tests.support.waiting import until
+from tests.support.waiting import as_long_s, until
 
 logger = logging.getLogger(__name__)
 MACHINES = ("m1", "m2", "m3")
@@ -109,8 +109,8 @@ def eventually(
 
 
 def bound(quiet_s: float) -> float:
-    """Three times as long as on a quiet machine; longer where processes wait for its cores."""
-    return 3 * quiet_s * max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)
+    """Three times as long as on a quiet machine."""
+    return as_long_s(3 * quiet_s)
 
 
 def joined(cell: LiveCell) -> set[str]:

@@ -1,5 +1,6 @@
 """Waits for what comes by and by, in this process or in another, for so long and no longer."""
 
+import os
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,11 @@ def until(condition: Callable[[], bool], for_s: float = 60.0, poll_s: float = PO
     while not condition():
         assert time.monotonic() < give_up_s, f"it did not happen within {for_s:g} s"
         time.sleep(poll_s)
+
+
+def as_long_s(quiet_s: float) -> float:
+    """As long as what takes `quiet_s` on a quiet machine takes where processes wait for cores."""
+    return quiet_s * max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)
 
 
 def alive(pid: int) -> bool:
