@@ -181,5 +181,5 @@ def error_headers(error: MeshError) -> Iterator[Header]:
     if error.retry_after_s > 0:
         yield b"retry-after", b"%d" % math.ceil(error.retry_after_s)
         yield b"retry-after-ms", b"%d" % math.ceil(error.retry_after_s * 1000)
-    else:
+    elif error.reason is not RefusalReason.SHUTTING_DOWN:  # another may answer at once
         yield b"x-should-retry", b"false"

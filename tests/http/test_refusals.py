@@ -65,6 +65,8 @@ def test_a_refusal_says_when_to_come_again_or_not_to(
     why = {b"mesh-error": b"Refused", b"mesh-reason": b"queue_full"}
     assert dict(error_headers(refused)) == why | headers
     assert dict(error_headers(MeshError("a fault"))) == {b"mesh-error": b"MeshError"}
+    stops = Refused("it stops", reason=RefusalReason.SHUTTING_DOWN)
+    assert b"x-should-retry" not in dict(error_headers(stops)), "another may answer"
     body = told_of(refused, status=429, code="queue_full")
     assert (body["type"], body["code"], body["param"]) == ("rate_limit_error", "queue_full", None)
     assert body["hint"] == refused.hint
