@@ -176,6 +176,8 @@ class Feed:
 
     async def again(self) -> None:
         """Tell everybody the whole anew: what is watched has moved, and no change leads there."""
+        if not self._audiences:
+            return
         self._lines.clear()
         async with aclosing(self._watched.lines(backlog=LINES_MAX, follow=False)) as events:
             async for event in events:
@@ -243,6 +245,8 @@ class Feed:
 
     def _begin(self) -> None:
         if not self._tasks and not self._closed:
+            self._lines.clear()  # `_follow` tells them
+            self._fresh.clear()
             self._tasks = [asyncio.create_task(run()) for run in (self._tick, self._follow)]
 
     def _rest(self) -> None:

@@ -12,7 +12,7 @@ from mesh.controller.recent import SAMPLES_MAX
 from mesh.domain.access import Caller
 from mesh.domain.errors import InvalidInput, NotFound
 from mesh.domain.views import CellSnapshot
-from mesh.http.feed import Feed
+from mesh.http.feed import LINES_MAX, Feed
 from mesh.report.cell_state import cell_state
 from mesh.runtime.journal import open_journal
 from mesh.runtime.turns import in_turns
@@ -94,6 +94,21 @@ async def test_viewers_are_told_the_whole_wherever_one_moves(
         while b"event: line" not in told:
             told += b"".join(await anext(reloaded))
     await reloaded.aclose()
+
+
+async def test_lines_are_told_once_after_one_moved_while_nobody_viewed(
+    written: tuple[Path, CellSnapshot],
+) -> None:
+    view = JournalView(written[0])
+    feed = Feed(view, run="j", unix_s=view.unix_s)
+    await view.seek(50)
+    await feed.again()
+    there = [event async for event in view.lines(backlog=LINES_MAX, follow=False)]
+    viewer = feed.events(ANYONE, "")
+    async with asyncio.timeout(20):
+        told = b"".join([*await anext(viewer), *await anext(viewer)])
+    await viewer.aclose()
+    assert told.count(b"event: line") == len(there) > 0
 
 
 async def test_what_is_no_controllers_journal_is_refused(
