@@ -89,6 +89,11 @@ class _Audience:
     kept: deque[tuple[int, bytes]] = field(default_factory=deque)
     kept_bytes: int = 0
 
+    def knows(self, state: State, untold: Sequence[CellSample]) -> None:
+        """What its viewers are told now."""
+        self.state = state
+        self.sampled = untold[-1] if untold else self.sampled
+
     def tell(self, number: int, block: bytes) -> None:
         self.number = number
         self.kept.append((number, block))
@@ -186,8 +191,8 @@ class Feed:
             audiences = dict(self._audiences)
             pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
-                audience.state = await in_turns(cell_state(picture))
-                self._untold(asks, audience)  # the whole has them
+                state = await in_turns(cell_state(picture))
+                audience.knows(state, self._untold(asks, audience))  # the whole has them
                 self._tell_lines()
                 self._tell(audience, b"".join(await self._opening(asks, audience, "")))
 
@@ -239,9 +244,7 @@ class Feed:
     def _untold(self, asks: Caller, audience: _Audience) -> list[CellSample]:
         """The samples since the last that its viewers were told."""
         latest = reversed(self._watched.samples(asks))
-        untold = list(takewhile(lambda one: one != audience.sampled, latest))[::-1]
-        audience.sampled = untold[-1] if untold else audience.sampled
-        return untold
+        return list(takewhile(lambda one: one != audience.sampled, latest))[::-1]
 
     def _begin(self) -> None:
         if not self._tasks and not self._closed:
@@ -266,11 +269,20 @@ class Feed:
                 logger.exception("viewers were not told what has changed")
 
     async def _look(self, audiences: Mapping[Caller, _Audience]) -> None:
-        """Tell each audience what has changed. Not twice at a time: states follow each other."""
+        """Tell each audience what has changed. Not twice at a time: states follow each other. One
+        that cannot be told is told at the next look; raises what befell one that knows nothing yet.
+        """
         pictures = await self._watched.pictures(list(audiences))
         for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
             before, untold = audience.state, self._untold(asks, audience)
-            audience.state, block = await in_turns(_next(before, picture, untold))
+            try:
+                state, block = await in_turns(_next(before, picture, untold))
+            except Exception:
+                if not before:
+                    raise
+                logger.exception("viewers were not told what has changed")
+                continue
+            audience.knows(state, untold)
             if block:
                 self._tell(audience, block)
 

@@ -185,6 +185,35 @@ async def test_changes_are_told_again_after_a_look_that_failed(
             assert (await anext(events))[1] == "change"
 
 
+async def test_an_audience_that_cannot_be_told_delays_no_other_and_loses_no_sample(
+    watched: Watched,
+) -> None:
+    feed, pictures = feed_of(watched), watched.pictures
+
+    async def spoilt(callers: Sequence[Caller]) -> list[CellPicture]:
+        given = zip(callers, await pictures(callers), strict=True)
+        return [
+            replace(one, status=cast(Any, None)) if asks == ADMIN else one for asks, one in given
+        ]
+
+    async def samples(events: AsyncIterator[tuple[str, str, Any]]) -> list[int]:
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not (found := (await anext(events))[2]["samples"]):
+                pass
+        return [one["running"] for one in found]
+
+    async with aclosing(feed.events(ADMIN, "")) as one, aclosing(feed.events(TENANT, "")) as two:
+        first, second = told(one), told(two)
+        await anext(first)
+        await anext(second)
+        watched.pictures = spoilt  # type: ignore[method-assign]
+        await asyncio.sleep(5 * feeds.TICK_S)
+        watched.sampled += 1
+        assert 3 in await samples(second)
+        watched.pictures = pictures  # type: ignore[method-assign]
+        assert 3 in await samples(first)
+
+
 async def test_who_still_reads_when_the_controller_stops_is_told_that(watched: Watched) -> None:
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as reads:
