@@ -12,7 +12,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import field, fields
 from itertools import takewhile
 from typing import Protocol
@@ -290,12 +290,16 @@ class Feed:
         """Tell lines as they come. The log may have no place for one more, or drop a slow one."""
         backlog = LINES_MAX
         while True:
-            with suppress(Unavailable):
+            try:
                 async with aclosing(self._watched.lines(backlog=backlog, follow=True)) as events:
                     begun_s = time.perf_counter()
                     async for event in events:
                         self._line(event)
                         begun_s = await others_first(begun_s)
+            except Unavailable:
+                pass
+            except Exception:
+                logger.exception("viewers were not told a line")
             backlog = 0
             await asyncio.sleep(TICK_S)
 

@@ -263,6 +263,22 @@ async def test_lines_come_at_once_to_whoever_may_read_them(
         await anext(feed.events(ADMIN, ""))
 
 
+async def test_lines_go_on_after_one_that_cannot_be_told(watched: Watched) -> None:
+    feed, lines = feed_of(watched), watched.lines
+
+    def fails(*, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
+        watched.lines = lines  # type: ignore[method-assign]
+        raise RuntimeError("no line")
+
+    watched.lines = fails  # type: ignore[method-assign]
+    async with asyncio.timeout(WAIT_S_MAX), aclosing(feed.events(ADMIN, "")) as blocks:
+        events = told(blocks)
+        await anext(events)
+        watched.said.put_nowait("loaded")
+        while (await anext(events))[1] != "line":
+            pass
+
+
 async def test_a_viewer_that_reads_too_slowly_is_dropped_and_told(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
