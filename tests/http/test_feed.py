@@ -298,17 +298,18 @@ async def test_lines_that_come_one_after_the_other_are_told_together(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "TICK_S", 60.0)
+    monkeypatch.setattr(feeds, "LINES_S", 1.0)
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as blocks:
         await anext(blocks)
         for n in range(5):
             watched.said.put_nowait(str(n))
-            await asyncio.sleep(feeds.LINES_S / 20)
+            await asyncio.sleep(0.005)
         (block,) = await anext(blocks)
         assert block.count(b"event: line") == 5
         assert block.count(b"id: ") == 1, "it is one message to each viewer"
         watched.said.put_nowait("last")
-        await asyncio.sleep(feeds.LINES_S / 20)
+        await asyncio.sleep(0.005)
         feed.close()
         names = [(name, data.get("text")) async for _, name, data in told(blocks)]
     assert names == [("line", "last"), ("end", None)]
