@@ -136,6 +136,8 @@ class OperateAll:
         async with exchange.answering():
             check_origin(Request(scope))
             specs = await self._specs(exchange)
+            if specs is None:
+                return
             with exchange.watched(lambda _: None):
                 answers: list[Plain] = []
                 for spec in specs:
@@ -143,15 +145,25 @@ class OperateAll:
                     await asyncio.sleep(0)  # tokens of calls go out in between
                 await exchange.json(encoded({"deployments": answers}))
 
-    async def _specs(self, exchange: Exchange) -> list[DeploymentSpec]:
-        """What waits is the body alone, in hand until it is read."""
+    async def _specs(self, exchange: Exchange) -> list[DeploymentSpec] | None:
+        """What waits is the body alone, in hand until it is read; `None` where its client left
+        meanwhile. A reading that has begun ends, since a thread does not stop.
+        """
         waiting, turn = self._lines[caller().role]
         async with exchange.body() as raw:
             with waiting.reading():
-                async with turn:
+                has_turn = False
+                with exchange.watched(lambda _: None):
+                    await turn.acquire()
+                    has_turn = True
+                if not has_turn:
+                    return None
+                try:
                     given = read(_Manifest, raw)
                     file = given.file[:_SHOWN_CHARS], given.manifest.encode(errors="replace")
                     return await asyncio.to_thread(read_manifests, [file])
+                finally:
+                    turn.release()
 
     async def _tried(self, spec: DeploymentSpec) -> Plain:
         name = str(spec.name)
