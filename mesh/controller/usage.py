@@ -145,11 +145,7 @@ class UsageBook:
                 ).fetchall()
         except sqlite3.Error as error:
             raise self._explained("read", error) from error
-        if len(rows) > ROWS_MAX:
-            raise InvalidInput(
-                f"this usage has more than {ROWS_MAX} lines",
-                hint="ask for a shorter time, or sum it by fewer of hour, deployment and class",
-            )
+        _check_few(rows)
         return tuple(Usage(**dict(zip(_COLUMNS, row, strict=True))) for row in rows)
 
     def drop_before(self, unix_s: float) -> None:
@@ -165,6 +161,15 @@ class UsageBook:
         return StorageError(
             f"cannot {verb} the usage file {self.path}: {error}",
             hint="check its disk: space left, rights; a file that is no database may be moved away",
+        )
+
+
+def _check_few(lines: Sequence[object]) -> None:
+    """Raises InvalidInput."""
+    if len(lines) > ROWS_MAX:
+        raise InvalidInput(
+            f"this usage has more than {ROWS_MAX} lines",
+            hint="ask for a shorter time, or sum it by fewer of hour, deployment and class",
         )
 
 
@@ -315,4 +320,7 @@ class UsageMeter:
         """
         found = await asyncio.to_thread(self._book.since, from_unix_s, by, tenant)
         more = [u for u in self._unwritten.values() if tenant is None or u.tenant == tenant]
-        return summed((*found, *more), by) if more else found
+        if more:
+            found = await asyncio.to_thread(summed, (*found, *more), by)
+            _check_few(found)
+        return found

@@ -167,7 +167,9 @@ class FullDisk(UsageBook):
         super().add(usages)
 
 
-async def test_what_the_disk_does_not_take_is_kept_and_written_once(tmp_path: Path) -> None:
+async def test_what_the_disk_does_not_take_is_kept_and_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book = FullDisk(tmp_path)
     metered = Metered(book)
     for n in range(3):
@@ -176,6 +178,10 @@ async def test_what_the_disk_does_not_take_is_kept_and_written_once(tmp_path: Pa
     wanted = (used(0, CHAT, 3, 9, 6, 0),)
     assert (await metered.meter.since(0.0), book.since(0.0)) == (wanted, ())
     assert await metered.meter.since(0.0, UsageBy.HOUR, TenantName("a")) == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(usages, "ROWS_MAX", 0)
+        with pytest.raises(InvalidInput, match="more than 0 lines"):
+            await metered.meter.since(0.0)
     book.full = False
     metered.unix_s += RETRY_S
     metered.meter.record(0.0, None, ())
