@@ -73,20 +73,18 @@ class Recent:
         self._said.clear()
 
     def calls(self, now_s: float, names: tuple[str, ...] = (ALL,)) -> RecentCalls:
-        """The window of these deployments together."""
+        """The window of these deployments together: that of the one whose window is shortest."""
         for name in names:
             self._expire(now_s, name)
+        of_all = [self._ends[name] for name in names if name in self._ends]
+        full_from_s = (ends[0].at_s for ends in of_all if len(ends) == CALLS_MAX)
+        from_s = max(full_from_s, default=now_s - WINDOW_S)
         changes = sum(self._changes[name] for name in names)
         known = self._said.get(names)
         if known is None or known[0] != changes:
-            ends = [end for name in names for end in self._ends.get(name, ())]
-            known = self._said[names] = changes, _counted(ends)
-        spans_s = [
-            now_s - ends[0].at_s
-            for ends in map(self._ends.get, names)
-            if ends is not None and len(ends) == CALLS_MAX
-        ]
-        window_s = min([WINDOW_S, *(max(round(s / STEP_S), 1) * STEP_S for s in spans_s)])
+            counted = [end for ends in of_all for end in ends if end.at_s >= from_s]
+            known = self._said[names] = changes, _counted(counted)
+        window_s = min(WINDOW_S, max(round((now_s - from_s) / STEP_S), 1) * STEP_S)
         return known[1] if window_s == WINDOW_S else replace(known[1], window_s=window_s)
 
     def _expire(self, now_s: float, name: str) -> None:

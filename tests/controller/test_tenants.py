@@ -154,6 +154,12 @@ def test_a_flood_and_a_long_life_cost_no_memory() -> None:
     assert len(recent.samples) == SAMPLES_MAX
     spans_s = [recent.calls(at_s, ("chat",)).window_s for at_s in (1.0, 11.0, 100.0, WINDOW_S + 1)]
     assert spans_s == [6.0, 12.0, 96.0, WINDOW_S], "what is counted is of so long"
+    recent = Recent()
+    for at_s, name, count in ((1.0, "code", 9), (50.0, "chat", CALLS_MAX), (55.0, "code", 1)):
+        for _ in range(count):
+            recent.refused(at_s, name, RefusalReason.QUEUE_FULL)
+    both = recent.calls(60.0, ("chat", "code"))
+    assert (both.window_s, both.refused[0][1]) == (12.0, CALLS_MAX + 1), "of the shorter window"
     recent.forget("chat")
     assert not recent.calls(1.0, ("chat",)).refused
 
