@@ -19,6 +19,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.text import TextAssets
+from mesh.domain.usage import usage_by
 from mesh.domain.values import replace
 from mesh.domain.views import Arrivals, CellSnapshot, Deployed, NodeSnapshot, RequestSnapshot
 from mesh.report.plain import plain
@@ -154,7 +155,8 @@ class Control(ControlServicer):
         return to_wire(status, pb.Status)
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
-        found = await self._viewed.usage(caller(), request.since_unix_s, None)
+        by = usage_by(request.by) if request.HasField("by") else None
+        found = await self._viewed.usage(caller(), request.since_unix_s, by)
         return await asyncio.to_thread(
             lambda: pb.GetUsageResponse(usages=[to_wire(one, pb.Usage) for one in found])
         )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from mesh.domain.energy import plus
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.values import dataclass, replace
 
@@ -73,7 +74,18 @@ KEPT: Mapping[UsageBy | None, tuple[str, ...]] = {
     None: PLACE,
 }
 """Which parts of a usage's place are kept apart; it is summed over the others."""
+_SHOWN_CHARS = 40
 _ALL = Usage(hour_unix_s=0, deployment=DeploymentName(""))
+
+
+def usage_by(name: str) -> UsageBy:
+    """Raises InvalidInput."""
+    if name not in set(UsageBy):
+        raise InvalidInput(
+            f"by={name[:_SHOWN_CHARS]!r} is nothing that usage is summed by",
+            hint=f"there are {', '.join(UsageBy)}",
+        )
+    return UsageBy(name)
 
 
 def summed(usages: Iterable[Usage], by: UsageBy | None) -> tuple[Usage, ...]:

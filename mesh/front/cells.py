@@ -53,7 +53,7 @@ from mesh.runtime.clock import Now
 from mesh.runtime.operator import Replies
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
-from mesh.wire.access import caller
+from mesh.wire.access import caller, said_for
 from mesh.wire.channel import dial, dial_blocking
 from mesh.wire.client import UNARY_S_MAX
 from mesh.wire.codec import from_wire, view_from_wire
@@ -434,13 +434,13 @@ class FrontCells:
         self, since_unix_s: float, by: UsageBy | None, tenant: TenantName | None
     ) -> Sequence[Usage]:
         """That of all cells. Raises Unavailable where one is away."""
-        request = pb.GetUsageRequest(since_unix_s=since_unix_s)
+        request = pb.GetUsageRequest(since_unix_s=since_unix_s, by=by)
+        shown = () if tenant is None else (said_for(caller()),)  # a cell tells it of its own
         answers = await asyncio.gather(
-            *(link.asked("GetUsage", request) for link in self.links.values())
+            *(link.asked("GetUsage", request, *shown) for link in self.links.values())
         )
         told = (view_from_wire(usage, Usage) for answer in answers for usage in answer.usages)
-        mine = (one for one in told if tenant is None or one.tenant == tenant)
-        return await asyncio.to_thread(summed, mine, by)
+        return await asyncio.to_thread(summed, told, by)
 
     def text(self, model_id: ModelId) -> TextAssets | None:
         """The text assets of a model, from a cell that has it; waits for it, in a thread, and for

@@ -17,7 +17,7 @@ from mesh.domain.access import Caller, Role
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
-from mesh.domain.usage import HOUR_S, Usage, UsageBy
+from mesh.domain.usage import HOUR_S, Usage, UsageBy, usage_by
 from mesh.domain.views import ProfileView
 from mesh.http.exchange import Bodies
 from mesh.http.page import HEADERS
@@ -102,14 +102,9 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
 
     async def usage(request: Request) -> Response:
         since_s = _number(request, "since_s", 24 * 3600.0, USAGE_S_MAX)
-        given = request.query_params.get("by", UsageBy.DEPLOYMENT.value)
-        if given not in set(UsageBy):
-            raise InvalidInput(
-                f"by={given[:_SHOWN_CHARS]!r} is nothing that usage is summed by",
-                hint=f"there are {', '.join(UsageBy)}",
-            )
+        by = usage_by(request.query_params.get("by", UsageBy.DEPLOYMENT.value))
         with made[caller().role].reading():
-            found = await reads().usage(caller(), time.time() - since_s, UsageBy(given))
+            found = await reads().usage(caller(), time.time() - since_s, by)
             body = await asyncio.to_thread(_listed, map(plain, found))
         return Response(body, media_type="application/json")
 

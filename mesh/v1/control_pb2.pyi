@@ -1664,18 +1664,24 @@ class GetUsageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     since_unix_s: _builtins.float
     """Hours that had ended by then are left out; seconds since 1970."""
+    by: _builtins.str
+    """What the answer is summed by: deployment, hour, both, tenant, key or class. Absent: by nothing."""
     def __init__(
         self,
         *,
         since_unix_s: _builtins.float = ...,
+        by: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_by", b"_by", "by", b"by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["since_unix_s", b"since_unix_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_by", b"_by", "by", b"by", "since_unix_s", b"since_unix_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__by: _TypeAlias = _typing.Literal["by"]  # noqa: Y015
+    _WhichOneofArgType__by: _TypeAlias = _typing.Literal["_by", b"_by"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__by) -> _WhichOneofReturnType__by | None: ...
 
 Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
 
@@ -1685,9 +1691,7 @@ class GetUsageResponse(_message.Message):
 
     USAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def usages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]:
-        """By hour and deployment."""
-
+    def usages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]: ...
     def __init__(
         self,
         *,

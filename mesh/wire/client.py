@@ -19,7 +19,7 @@ from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Unavai
 from mesh.domain.ids import DeploymentName, NodeId, OperationId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.text import TextAssets
-from mesh.domain.usage import Usage
+from mesh.domain.usage import Usage, UsageBy, summed
 from mesh.domain.values import replace
 from mesh.domain.views import (
     Arrivals,
@@ -333,12 +333,14 @@ class MeshClient:
         answer = self._calls.unary(self._control.GetStatus, pb.GetStatusRequest())
         return view_from_wire(answer, CellStatus)
 
-    def usage(self, since_unix_s: float = 0.0) -> tuple[Usage, ...]:
-        """By hour and deployment, of the hours that had not ended by then."""
+    def usage(self, since_unix_s: float = 0.0, by: UsageBy | None = None) -> tuple[Usage, ...]:
+        """That of the hours that had not ended by then. A controller of before `by` sums nothing;
+        what it answers is summed here.
+        """
         with _writing("the time"):
-            request = pb.GetUsageRequest(since_unix_s=since_unix_s)
+            request = pb.GetUsageRequest(since_unix_s=since_unix_s, by=by)
         answer = self._calls.unary(self._control.GetUsage, request)
-        return tuple(view_from_wire(usage, Usage) for usage in answer.usages)
+        return summed((view_from_wire(usage, Usage) for usage in answer.usages), by)
 
     def report(self, since_s: float) -> str:
         """What the last seconds were like, as JSON."""

@@ -34,12 +34,14 @@ from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, TextPrompt
 from mesh.domain.model import Task
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.usage import Usage, UsageBy, summed
 from mesh.http.app import application, standing_by
 from mesh.v1 import control_pb2, inference_pb2, node_link_pb2, open_inference_pb2
 from mesh.v1.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from mesh.wire.access import ROUTES, RPCS, Gate
 from mesh.wire.channel import bind, dial, dial_blocking
 from mesh.wire.client import MeshClient
+from mesh.wire.codec import view_from_wire
 from mesh.wire.credentials import Credentials, show
 from mesh.wire.serving import Guard
 from tests.controller.live import EMBEDS, HELLO, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
@@ -332,12 +334,23 @@ async def test_usage_is_metered_by_tenant_and_key(cell: tuple[LiveCell, Keys]) -
     for client in (a, a, admin):
         *_, last = await live.ask(lambda client=client: list(client.invoke(asking())))
         assert isinstance(last, Finished)
-    used = {u.tenant: (u.requests, u.output_tokens) for u in await live.ask(admin.usage)}
+
+    async def told_by(by: str | None) -> Any:
+        request = control_pb2.GetUsageRequest(by=by)
+        return await live.ask(admin._calls.unary, admin._control.GetUsage, request)
+
+    whole = await live.ask(admin.usage)
+    used = {u.tenant: (u.requests, u.output_tokens) for u in whole}
     assert used == {"a": (2, 8), "": (1, 4)}
     (mine,) = await live.ask(a.usage)
     by_id = {key.key_id: key for key in keys.book.all_keys()}
     assert (mine.requests, by_id[mine.key_id].tenant) == (2, A)
-    assert await live.ask(b.usage) == ()
+    for by in (None, *UsageBy):
+        assert await live.ask(b.usage, 0.0, by) == ()
+        told = await told_by(by)
+        assert tuple(view_from_wire(one, Usage) for one in told.usages) == summed(whole, by)
+    with pytest.raises(InvalidInput, match="colour"):
+        await told_by("colour")
 
 
 async def refusals(live: LiveCell, client: MeshClient) -> tuple[int, list[MeshError]]:

@@ -8,7 +8,7 @@ import pytest
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted
-from mesh.domain.usage import UsageBy, summed
+from mesh.domain.usage import UsageBy
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell, Process
 
 STEP_S = 0.1
@@ -117,7 +117,7 @@ def test_what_clients_used_is_on_the_books_after_a_kill(
     if last.error is None:
         ended.append(last.finished())
     cell.start_controller()
-    (used,) = summed(cell.client.usage(), UsageBy.DEPLOYMENT)
+    (used,) = cell.client.usage(by=UsageBy.DEPLOYMENT)
     assert (used.deployment, used.refused) == ("chat", 0)
     assert used.requests in (len(ended), len(ended) + 1), "one may have ended and not been told"
     if used.requests == len(ended):

@@ -10,7 +10,7 @@ from mesh.cli import output
 from mesh.cli.options import controller_option, output_option
 from mesh.cli.output import Column, Format, number, word
 from mesh.domain.errors import InvalidInput
-from mesh.domain.usage import HOUR_S, Usage, UsageBy, summed
+from mesh.domain.usage import HOUR_S, Usage, UsageBy
 from mesh.wire.client import MeshClient
 
 _AGES_S = {"h": HOUR_S, "d": 24 * HOUR_S}
@@ -58,7 +58,7 @@ def usage(by: UsageBy, since: str, form: Format, address: str) -> None:
     """Show what was used: by deployment, hour, tenant, key or class. An hour is counted whole."""
     since_unix_s = _unix_s(since)
     with MeshClient(address) as client:
-        found = summed(client.usage(since_unix_s), by)
+        found = client.usage(since_unix_s, by)
     if form is Format.CSV:
         output.comma_separated(_COLUMNS[by], found)
     else:
