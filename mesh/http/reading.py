@@ -31,9 +31,9 @@ from mesh.wire.access import caller
 
 AFTER_MAX = 2**53
 USAGE_S_MAX = 400 * 24 * 3600.0
-REPORTS_MAX = 8
-"""Reports, traces and sums of usage that are made at once in threads, of operators and of tenants;
-a tenant has a quarter of these.
+REPORTS_MAX, TENANT_REPORTS_MAX = 8, 2
+"""Reports, traces and sums of usage that are made at once in threads, of operators and of all
+tenants together, of each of which one: a small machine has six threads for all that waits.
 """
 _SHOWN_CHARS = 40
 
@@ -64,7 +64,8 @@ class Reads(Protocol):
 
 def reading(reads: Callable[[], Reads]) -> list[Route]:
     """The routes; `reads` gives what is read now."""
-    made = {role: Bodies(count_max=REPORTS_MAX, what="reports") for role in Role}
+    most = dict.fromkeys(Role, TENANT_REPORTS_MAX) | {Role.ADMIN: REPORTS_MAX}
+    made = {role: Bodies(count_max=most[role], what="reports") for role in Role}
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
