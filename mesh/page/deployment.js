@@ -40,7 +40,7 @@ export function Deployment({ live, name }) {
     <h2>Events</h2>
     ${lines.length ? html`<ol class="lines">${lines.slice(-50).map((line) => html`<${Line} key=${line.number} line=${line} />`)}</ol>`
       : html`<p class="dim">None of late.</p>`}
-    <${Manifest} name=${name} spec=${spec} />`;
+    <${Manifest} key=${name} name=${name} spec=${spec} />`;
 }
 
 function Manifest({ name, spec }) {

@@ -562,6 +562,19 @@ def test_a_deployment_is_copied_asked_about_deployed_replayed_and_saved(
         client.delete(DeploymentName("chat-copy"))
 
 
+def test_a_manifest_is_never_shown_under_another_name(page: Any, cell: Cell) -> None:
+    held: list[Any] = []
+    page.route(re.compile("/manifest.name=chat-too$"), lambda route: held.append(route))
+    show(page, "#/deployments/chat")
+    page.locator("pre.code", has_text="name: chat").wait_for()
+    show(page, "#/deployments/chat-too")
+    page.locator("h1", has_text="chat-too").wait_for()
+    assert page.locator("pre.code").count() == 0
+    page.wait_for_timeout(200)
+    held[0].continue_()
+    page.locator("pre.code", has_text="name: chat-too").wait_for()
+
+
 def test_a_deployment_whose_name_yaml_quotes_is_copied_under_another(page: Any, cell: Cell) -> None:
     with MeshClient(cell.address) as client:
         for name in ("405", "on"):
