@@ -102,6 +102,7 @@ class Cell:
     address: str
     url: str
     model: Path
+    node_pid: int
 
 
 def spec_of(cell: Cell, name: str, replicas_min: int = 0) -> DeploymentSpec:
@@ -157,7 +158,8 @@ def cell(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory) -
         kv="f16",
     )
     with Stopping() as stopping, running_cell(plan, stopping) as running:
-        made = Cell(running.address, f"http://{running.http_address}/", smollm2_model.path)
+        url, node_pid = f"http://{running.http_address}/", running.children[1].process.pid
+        made = Cell(running.address, url, smollm2_model.path, node_pid)
         with MeshClient(made.address) as client:
             client.deploy(spec_of(made, "chat", replicas_min=1))
             client.deploy(spec_of(made, "chat-too"))
@@ -348,9 +350,13 @@ def test_a_long_prompt_has_a_later_limit_and_a_queue_is_told(page: Any, cell: Ce
         show(page, "#/try?a=slow")
         page.get_by_text("System prompt, sampling").click()
         page.get_by_label("at most so many tokens").fill("4")
-        send(page, "Tell me of the sea.")
-        answers = page.get_by_label("Answers of slow")
-        answers.get_by_text("waits, one of 1 queued: ").wait_for()
+        os.killpg(cell.node_pid, signal.SIGSTOP)  # a load may take less than a view of it
+        try:
+            send(page, "Tell me of the sea.")
+            answers = page.get_by_label("Answers of slow")
+            answers.get_by_text("waits, one of 1 queued: ").wait_for()
+        finally:
+            os.killpg(cell.node_pid, signal.SIGCONT)
         measured = answers.get_by_text("ended by")
         measured.wait_for(timeout=1e3 * READY_S_MAX)
         tokens = re.search(r"; ([0-9]+) \+ 4 tokens", measured.inner_text())
