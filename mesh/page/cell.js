@@ -2,7 +2,7 @@
 
 import { html, Component } from "./vendor/preact-htm.js";
 import { Chart } from "./chart.js";
-import { Badge, Loading, Notice, NothingDeployed, Share, Table, Text, Total } from "./parts.js";
+import { Badge, Loading, Notice, NothingDeployed, Saved, Share, Table, Text, Total } from "./parts.js";
 import { address } from "./route.js";
 import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
 
@@ -14,7 +14,7 @@ export function Cell({ live }) {
   const nodes = Object.values(state.nodes);
   return html`
     <h1>Cell</h1>
-    <p><a class="button" href="api/v1/report.html?since_s=3600" download="mesh-report.html">Report of the last hour</a></p>
+    <${Saved} path="api/v1/report.html?since_s=3600" name="mesh-report.html">Report of the last hour<//>
     <${Totals} state=${state} samples=${samples} />
     ${samples.time_unix_s?.length > 0 && html`<div class="charts">
       <${Chart} title="Output tokens per second" columns=${samples}

@@ -1,6 +1,9 @@
 // What several views are made of: tables, badges, bars.
 
 import { html, Component, useEffect, useState } from "./vendor/preact-htm.js";
+import { answered } from "./calls.js";
+
+const KEPT_MS = 60_000; // browsers read what is saved a little later
 
 export const Badge = ({ state }) => html`<span class="badge is-${state}">${state}</span>`;
 
@@ -29,6 +32,25 @@ export function Twice({ verb, label, busy = false, onSure, children }) {
 export const Fault = ({ error }) =>
   error && html`<p class="notice bad" role="alert"><${Text}>${error.message}<//>
     ${error.hint && html`<br /><span class="dim">hint: <${Text}>${error.hint}<//></span>`}</p>`;
+
+// Saves what the controller makes when it is asked, or says why it is refused.
+export function Saved({ path, name, children, note = null }) {
+  const [{ busy = false, error }, setTold] = useState({});
+  const save = async (event) => {
+    event.preventDefault();
+    setTold({ busy: true });
+    try {
+      const href = URL.createObjectURL(await (await answered(path)).blob());
+      Object.assign(document.createElement("a"), { href, download: name }).click();
+      setTimeout(() => URL.revokeObjectURL(href), KEPT_MS);
+      setTold({});
+    } catch (fault) {
+      setTold({ error: fault.message ? fault : { message: String(fault) } });
+    }
+  };
+  return html`<p><a class="button" href=${path} download=${name} aria-busy=${busy} onClick=${save}>${children}</a>${note}${busy && " …"}</p>
+    <${Fault} error=${error} />`;
+}
 
 // Copies what `text` gives. Browsers keep their clipboard's interface from pages over plain HTTP.
 export function Copy({ text }) {

@@ -1,7 +1,7 @@
 // Requests: what is open, with a button to cancel; the last minutes as a timeline; one story whole.
 
 import { html, useEffect, useMemo, useState } from "./vendor/preact-htm.js";
-import { Badge, Fault, Notice, Table, Text } from "./parts.js";
+import { Badge, Fault, Notice, Saved, Table, Text } from "./parts.js";
 import { fetched, post } from "./calls.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
@@ -68,8 +68,7 @@ export function Requests({ asked }) {
         : html`<p class="dim">Nobody waits for an answer${of}.</p>`}
       ${value.open_count > value.open.length && html`<p class="dim">Only the oldest ${value.open.length} are ${only ? "looked through" : "shown"}.</p>`}
       <h2>The last ${value.window_s / 60} minutes</h2>
-      <p><a class="button" href="api/v1/trace" download="mesh-trace.json">Chrome trace</a>
-        <span class="dim"> for ui.perfetto.dev or chrome://tracing</span></p>
+      <${Saved} path="api/v1/trace" name="mesh-trace.json" note=${html`<span class="dim"> for ui.perfetto.dev or chrome://tracing</span>`}>Chrome trace<//>
       <p role="group" aria-label="Span">${SPANS_S.map((one) => html`
         <button aria-pressed=${one === spanS} onClick=${() => ask({ span_s: one })}>${span(one)}</button> `)}</p>
       <${Timeline} told=${value} only=${only} spanS=${spanS} />

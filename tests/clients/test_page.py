@@ -448,7 +448,9 @@ def wait_for_none(page: Any, client: MeshClient) -> None:
     raise AssertionError("a stopped request runs on")
 
 
-def test_a_request_is_seen_told_whole_and_cancelled(page: Any, cell: Cell, pictures: Path) -> None:
+def test_a_request_is_seen_told_whole_and_cancelled(
+    page: Any, cell: Cell, pictures: Path, refused: set[str]
+) -> None:
     show(page, "#/requests")
     with MeshClient(cell.address) as client, ThreadPoolExecutor(1) as beside:
         running = beside.submit(tokens_of, client, asked(6_000))
@@ -474,8 +476,14 @@ def test_a_request_is_seen_told_whole_and_cancelled(page: Any, cell: Cell, pictu
     page.locator("svg.tokens circle").first.wait_for()
     looked_at(page, "request", pictures)
     page.go_back()
+    refused.add("429")
+    said = {"error": {"message": "8 reports are made already", "hint": "try again in 1 s"}}
+    page.route("**/api/v1/trace", lambda route: route.fulfill(status=429, json=said), times=1)
+    page.get_by_role("link", name="Chrome trace").click()
+    page.get_by_role("alert").get_by_text("8 reports are made already").wait_for()
     with page.expect_download() as kept:
         page.get_by_role("link", name="Chrome trace").click()
+    page.get_by_role("alert").wait_for(state="detached")
     trace = json.loads(Path(kept.value.path()).read_text())
     assert {"wait", "decode"} <= {event["name"] for event in trace["traceEvents"]}
 
