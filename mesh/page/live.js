@@ -29,9 +29,15 @@ export function onChange(listener) {
   return () => listeners.delete(listener);
 }
 
+// A hidden tab follows nothing, so no silence is counted; shown again it counts from then on.
 export function silentS() {
-  return (performance.now() - live.heardMs) / 1000;
+  return document.hidden ? 0 : (performance.now() - live.heardMs) / 1000;
 }
+
+addEventListener("visibilitychange", () => {
+  live.heardMs = performance.now();
+  draw();
+});
 
 export function merged(target, patch) {
   const result = { ...target };
@@ -63,8 +69,6 @@ export async function follow() {
   for (;;) {
     while (document.hidden) {
       await new Promise((resolve) => addEventListener("visibilitychange", resolve, { once: true }));
-      live.heardMs = performance.now();
-      draw();
     }
     const leaving = new AbortController();
     const { signal } = leaving;
