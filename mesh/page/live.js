@@ -77,13 +77,19 @@ export async function follow() {
       const answer = await ask(signal);
       live.error = null;
       for await (const { name, data, id } of events(answer.body, signal)) {
-        lastId = id ?? lastId;
+        const last = id ?? lastId;
+        lastId = ""; // after an event that cannot be taken, the whole is wanted
         take(name, JSON.parse(data));
+        lastId = last;
       }
     } catch (error) {
       live.error = error.status ? error : null; // where nobody answers, the silence says so
       draw();
-      if (error.status === 401) return;
+      if (error.status === 401) { // another may sign in, who may see other things
+        lastId = "";
+        Object.assign(live, { state: null, lines: [] });
+        return;
+      }
     } finally {
       hidden = signal.aborted;
       leaving.abort();
