@@ -2,11 +2,13 @@
 // and lines. Values are never changed in place, so that what is the same object has not changed.
 
 import { answered, events } from "./calls.js";
+import { session } from "./session.js";
 
 const LINES_MAX = 2000;
 const SAMPLES_MAX = 900; // as many as the controller keeps
 const PLACES_MAX = 4000;
 const RETRY_MS = 2000;
+const SAME_S = 0.5; // the time of a line is reckoned anew when it is told again
 
 export const live = {
   state: null, // as of /api/v1/cell; null before the first answer
@@ -21,7 +23,8 @@ export const places = new Map(); // the node of each instance that is or was the
 const listeners = new Set();
 let drawing = false;
 let lines = 0; // how many were told
-let lastId = ""; // of the last event
+let toldBefore = []; // the lines that may be told again, the oldest first
+let lastId = ""; // of the last event that was taken
 let hidden = false; // whether the events ended because the tab was hidden
 
 export function onChange(listener) {
@@ -52,19 +55,25 @@ export function merged(target, patch) {
 const TAKES = {
   cell: ({ why, samples, ...state }) => {
     placed(state.instances);
-    Object.assign(live, { state, samples, lines: [], note: why && !hidden && `Shown anew: ${why}` });
+    toldBefore = why && hidden && !session.journal ? live.lines : []; // over a journal one may have gone back
+    Object.assign(live, { state, samples, lines: toldBefore, note: why && !hidden && `Shown anew: ${why}` });
   },
   change: ({ patch, samples }) => {
     placed(patch.instances);
     live.state = merged(live.state, patch);
     live.samples = appended(live.samples, samples);
   },
-  line: (line) => { live.lines = [...live.lines.slice(1 - LINES_MAX), { ...line, number: ++lines }]; },
+  line: (line) => {
+    const known = toldBefore.findIndex((one) => isSame(one, line));
+    if (known >= 0) toldBefore = toldBefore.slice(known + 1);
+    else live.lines = [...live.lines.slice(1 - LINES_MAX), { ...line, number: ++lines }];
+  },
   end: () => {},
 };
 
 // Follows the cell's events until a key is wanted. A hidden tab follows none: browsers open six
-// connections to a host, all tabs together. Shown again it goes on after the last event.
+// connections to a host, all tabs together. Shown again it goes on after the last event; where that is
+// not kept any more it is told the whole, and keeps the lines that it has.
 export async function follow() {
   for (;;) {
     while (document.hidden) {
@@ -110,6 +119,9 @@ function take(name, told) {
   TAKES[name](told);
   draw();
 }
+
+const isSame = (one, other) => Math.abs(one.time_unix_s - other.time_unix_s) < SAME_S
+  && ["kind", "subject", "text", "deployment"].every((name) => one[name] === other[name]);
 
 function placed(instances) {
   for (const [id, one] of Object.entries(instances ?? {})) if (one?.node_id) places.set(id, one.node_id);

@@ -939,6 +939,46 @@ def test_hidden_tabs_leave_room_for_others_and_go_on_where_they_were(page: Any, 
     assert [one.headers.get("last-event-id") for one in asked if "/events" in one.url][-1]
 
 
+def test_the_only_viewer_keeps_its_lines_while_it_is_hidden(page: Any, cell: Cell) -> None:
+    """Nothing is kept for it meanwhile: it is told the whole, with lines that it has."""
+    show(page, "#/logs")
+    page.locator(".log li").first.wait_for()
+    page.wait_for_timeout(2_000)  # lines of what other tests did
+    shown = page.get_by_role("status").filter(has_text="lines")
+    page.get_by_role("button", name="pause").click()
+    before = int(re.findall("[0-9]+", shown.inner_text())[1])
+    hide(page, True)
+    page.wait_for_timeout(2_000)  # the controller sees that it is gone
+    with MeshClient(cell.address) as client:
+        (node,) = client.nodes()
+        client.drain(node.node_id)
+        client.drain(node.node_id, undo=True)
+    page.wait_for_timeout(2_500)
+    assert page.get_by_role("alert").count() == 0, "nobody was asked, so nobody is silent"
+    with page.expect_response("**/api/v1/events") as answer:
+        hide(page, False)
+    assert answer.value.request.headers.get("last-event-id")
+    page.get_by_text(re.compile("paused; [1-9][0-9]? newer")).wait_for()
+    assert page.get_by_role("alert").count() == 0
+    page.wait_for_timeout(1_000)
+    newer = int(re.findall("[0-9]+", shown.inner_text())[2])
+    assert newer < before, "lines that it has are no newer ones"
+    page.get_by_role("button", name="go on").click()
+    page.get_by_text(f"of {before + newer} lines").wait_for()
+    assert page.get_by_text("Shown anew").count() == 0
+
+
+def test_an_event_that_cannot_be_taken_is_made_good_by_the_whole(page: Any, cell: Cell) -> None:
+    broken = "id: run-1\nevent: change\ndata: {\n\n"
+    told = {"body": broken, "content_type": "text/event-stream"}
+    page.route("**/api/v1/events", lambda route: route.fulfill(**told), times=1)
+    asked: list[Any] = []
+    page.on("request", lambda one: asked.append(one) if "/events" in one.url else None)
+    page.reload()
+    page.locator(".card .is-ready").first.wait_for()
+    assert [one.headers.get("last-event-id", "") for one in asked] == ["", ""]
+
+
 def test_a_viewer_that_was_dropped_is_told_so_until_it_goes_on(page: Any, cell: Cell) -> None:
     """As one that reads too slowly is: it had the whole, and what comes next is kept for it."""
     with closing(requests.get(f"{cell.url}api/v1/events", stream=True, timeout=20)) as other:
