@@ -26,7 +26,7 @@ def test_invoke_prints_the_same_answer_in_every_form(cell: RunningCell, chat: st
     assert answer["ttft_limit_s"] == 30.0
     assert answer["slo_met"] is True
     shown = cell.mesh("report").out
-    assert shown.startswith("Deployments. SLO met")
+    assert shown.startswith("Deployments. SLO_MET_%")
     assert "chat" in shown
 
 
