@@ -80,8 +80,9 @@ class _HttpFile:
         headers = {"Accept-Encoding": "identity"}
         if part_of is not None:
             headers |= {"Range": f"bytes={begin_bytes}-", "If-Range": part_of.tag}
+        hurry = _Hurry()
         try:
-            with _Hurry() as hurry, self._session(hurry) as session:
+            with hurry, self._session(hurry) as session:
                 answer = self._followed(session, headers)
                 hurry.rest()
                 try:
@@ -94,6 +95,7 @@ class _HttpFile:
                 hint="set REQUESTS_CA_BUNDLE where it is signed by an authority of your own",
             ) from error
         except (requests.ConnectionError, requests.Timeout) as error:
+            hurry.rest()  # it may have been hung up on
             # Its own text holds the URL it was sent on to, which may be a signed one.
             raise Interrupted(f"no answer ({type(error).__name__})") from None
         except requests.RequestException as error:

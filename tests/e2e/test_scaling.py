@@ -22,9 +22,12 @@ def test_an_idle_deployment_goes_to_zero_and_comes_back(cell: LiveCell, tiny_mod
             "it says what it waits for"
         )
         cell.wait_for("the idle instance to go", lambda: cell.instance_count("chat") == 0)
-    node = cell.node("n1")
-    assert node is not None
-    assert node.promised_bytes == node.tracked_bytes == 0
+
+    def is_free() -> bool:
+        node = cell.node("n1")
+        return node is not None and node.promised_bytes == node.tracked_bytes == 0
+
+    cell.wait_for("its memory to be free, if it was loaded ahead again", is_free)
 
 
 def test_a_delete_amid_requests_ends_them_with_it(cell: LiveCell, tiny_model: Path) -> None:
