@@ -24,7 +24,7 @@ REQUESTS = Requests(prompt_tokens=64, served_s=3.5, ttft_s=30.0)
 """The TPOT SLO is what a burst is too much for; the TTFT SLO is what a busy machine may take."""
 QUIET_REQUESTS = 4
 REFUSED_SHARE_MAX = 0.2
-"""Refused at once: two slow cores refused 4 of 32 in one of two runs, and none in the other."""
+"""The share refused at once: two slow cores refused 4 of 32 in one of two runs, else none."""
 
 
 def note(line: str) -> None:
