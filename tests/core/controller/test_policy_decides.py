@@ -12,7 +12,7 @@ from mesh.domain.actions import ControllerAction, RefuseRequest, TellAccepted
 from mesh.domain.events import LeaseCheckDue
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
-from mesh.domain.messages import LoadInstance, SubmitRequest
+from mesh.domain.messages import InstanceReport, LoadInstance, SubmitRequest
 from mesh.domain.reasons import FinishReason, RefusalReason, Verdict
 from mesh.domain.slo import Slo
 from mesh.policy import interface
@@ -151,9 +151,13 @@ class Turning(LlmMesh):
             yield Refuse(request=request, message="closed on Wednesdays")
 
 
-def test_a_policy_refuses_in_its_own_words() -> None:
-    cell = CellUnderTest(deployment("a"), rule=Turning())
-    cell.join(node("n1", instance("i1", "a")))
+@pytest.mark.parametrize("promises", [True, False])
+@pytest.mark.parametrize("there", [(instance("i1", "a"),), ()], ids=["loaded", "cold"])
+def test_a_policy_refuses_in_its_own_words(
+    promises: bool, there: tuple[InstanceReport, ...]
+) -> None:
+    cell = CellUnderTest(deployment("a"), rule=Turning(promises=promises))
+    cell.join(node("n1", *there))
     refused = only(cell.invoke(request(of="a")), RefuseRequest)
     assert (refused.reason, refused.message) == (RefusalReason.POLICY, "closed on Wednesdays")
 
@@ -291,6 +295,32 @@ def test_a_policy_refuses_before_it_is_too_late_and_may_say_why(message: str) ->
     assert refused.request_id == "r2"
     assert refused.reason is RefusalReason.POLICY
     assert refused.message == (message or "the quota is one request at a time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shedding(Patient):
+    """Nobody joins a long prompt; after it, whoever comes first has the others turned away."""
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        free = any(there.tokens < 100 for there in cell.candidates())
+        for other in tuple(cell.waiting(A)) if request is not None and free else ():
+            if other is not request:
+                yield Refuse(request=other, message="shed")
+        yield from super().places(request, cell)
+
+    def passes(self, plan: Plan, tests: interface.Tests) -> Verdict | Shortage:
+        full = isinstance(plan, Join) and plan.instance.tokens >= 100
+        return Shortage(message="behind a long prompt") if full else Verdict.PASSES
+
+
+def test_who_is_refused_while_another_is_placed_is_placed_no_more() -> None:
+    cell = CellUnderTest(deployment("a"), rule=Shedding())
+    cell.join(node("n1", instance("i1", "a")))
+    for name, tokens in (("r1", 100), ("r2", 3), ("r3", 3), ("r4", 3)):
+        cell.invoke(request(name, of="a", prompt=(1,) * tokens))
+    said = cell.tokens(1, "r1", (7,), finish=FinishReason.STOP)
+    assert [r.request_id for r in of_kind(said, RefuseRequest)] == ["r3", "r4"]
+    assert submitted(said) == [("r2", "i1")]
 
 
 @dataclass(frozen=True, kw_only=True)

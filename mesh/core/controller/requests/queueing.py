@@ -186,6 +186,8 @@ def _place_waiting(
         tried = tries.get(name, 0)
         if request.waits_for is not None or request.follows or tried == TRIES_MAX:
             continue
+        if request.state is not RequestState.QUEUED:
+            continue  # A plan for one before it has refused it.
         if not own and request.tokens >= exceeded.get(name, inf):
             continue
         if not (_place(ctx, entry, request, only) or _evict_for(ctx, entry, request, only)):
@@ -301,11 +303,9 @@ def find_loads(ctx: EventContext, entry: DeploymentEntry) -> None:
     for request in waiting:
         if not tries or not ctx.validations_left or _tries_estimate(entry, request):
             break
-        if request.follows:
-            continue
+        if request.follows or request.state is not RequestState.QUEUED:
+            continue  # Looking for another one's may have refused it.
         if not _find_load(ctx, entry, request):
-            if request not in entry.queue:
-                break  # all of them were refused
             tries -= 1
     if not ctx.policy.promises and entry.queue:
         _load_for_all(ctx, entry)
@@ -315,7 +315,7 @@ def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
     """Whether one is promised to the request now."""
     if _look(ctx, entry, request):
         return True
-    if request.slo.best_effort or request.accepted or request not in entry.queue:
+    if request.slo.best_effort or request.accepted or request.state is not RequestState.QUEUED:
         return False
     outlook = Outlook(ctx=ctx, entry=entry).of(request)
     late = ctx.policy.may_be_late(request, outlook)
@@ -404,15 +404,18 @@ def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
     loading = (i for i in entry.instances.values() if i.state is InstanceState.LOADING)
     coming = sum(instance.batch_max for instance in loading)
     if coming < len(entry.queue) and ctx.may_start(entry):
+        request = entry.queue[0]
         search = Search(
             ctx=ctx,
             entry=entry,
-            request=entry.queue[0],
+            request=request,
             joins=(),
             start_nodes=StartNodes(ctx.cell.nodes.values),
         )
         price = search.first()
-        if price is None and _displace_best_effort(ctx, entry, entry.queue[0], late=True):
+        if request.state is not RequestState.QUEUED:
+            ctx.wake(entry.spec.name)  # The policy has refused it.
+        elif price is None and _displace_best_effort(ctx, entry, request, late=True):
             ctx.wake(entry.spec.name)
         elif price is not None:
             start(ctx, price)
