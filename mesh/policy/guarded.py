@@ -7,9 +7,9 @@ harm: no plan, no pass, an order by ids, a cache by demand. Time is told by the 
 (`DecisionTookLong`): no clock is here. Before: the controller core. After: the policy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from mesh.domain.actions import NotePolicyFault
 from mesh.domain.errors import MeshError
@@ -31,7 +31,8 @@ from mesh.policy.plans import (
     Start,
 )
 from mesh.policy.room import by_demand, longest_headroom
-from mesh.policy.rules.turns import name_of
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import Grant, TurnBounds, TurnRule, name_of, whole_turn
 from mesh.policy.views import (
     AheadView,
     CellView,
@@ -51,7 +52,16 @@ SIZES_MAX = 4096
 WAIT_S_LEAST, WAIT_S_MOST = 0.1, 3600.0
 """Until a policy is asked again what becomes of an idle instance."""
 
-_PLANS = frozenset((Join, Start, Move, Release, Refuse, Label, Prefetch))
+_VIEWS: dict[type, tuple[tuple[str, str], ...]] = {
+    Join: (("request", "request_id"), ("instance", "instance_id")),
+    Start: (("node", "node_id"),),
+    Move: (("to", "instance_id"),),
+    Release: (("instance", "instance_id"),),
+    Refuse: (("request", "request_id"),),
+    Label: (("instance", "instance_id"),),
+    Prefetch: (("node", "node_id"),),
+}
+"""The views without which there is no such plan, and what each of them has."""
 T = TypeVar("T")
 
 
@@ -66,6 +76,11 @@ class Guarded:
         self.upkeep_s = max(policy.upkeep_s, WAIT_S_LEAST)
         self._faults: list[NotePolicyFault] = []
         self._sizes: dict[tuple[int, int, int, bool], KvSize] = {}
+
+    def guarded(self, rule: TurnRule) -> TurnRule:
+        """The rule for forecasts: one that is not mesh's own may raise, or give no turn."""
+        own = type(rule).__module__.startswith("mesh.")
+        return rule if own else cast(TurnRule, _GuardedRule(rule, self))
 
     def fault(self, kind: PolicyFaultKind, call: str, message: str) -> None:
         """Note one; beyond so many of an event none is."""
@@ -82,14 +97,14 @@ class Guarded:
         try:
             return _comparable(self._policy.instance_rank(instance))
         except Exception as error:
-            self._raised("instance_rank", error)
+            self.raised("instance_rank", error)
             return ()
 
     def node_rank(self, node: NodeView) -> Rank:
         try:
             return _comparable(self._policy.node_rank(node))
         except Exception as error:
-            self._raised("node_rank", error)
+            self.raised("node_rank", error)
             return ()
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
@@ -100,7 +115,7 @@ class Guarded:
             said = self._policy.passes(plan, tests)
             return said if isinstance(said, Verdict | Shortage) else Verdict(said)
         except Exception as error:
-            self._raised("passes", error)
+            self.raised("passes", error)
             return Verdict.DELAYS_RUNNING
 
     def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
@@ -110,14 +125,14 @@ class Guarded:
                 return said
             self.fault(PolicyFaultKind.NO_ANSWER, "waits", f"{said!r} is neither bool nor Shortage")
         except Exception as error:
-            self._raised("waits", error)
+            self.raised("waits", error)
         return True
 
     def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
         try:
             return bool(self._policy.may_be_late(request, outlook))
         except Exception as error:
-            self._raised("may_be_late", error)
+            self.raised("may_be_late", error)
             return False
 
     def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
@@ -133,7 +148,7 @@ class Guarded:
                 return chosen
             self.fault(PolicyFaultKind.NO_ANSWER, "evict", "it does not run there")
         except Exception as error:
-            self._raised("evict", error)
+            self.raised("evict", error)
         return longest_headroom(requests)
 
     def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
@@ -141,9 +156,11 @@ class Guarded:
             found = self._policy.idle(instance, cell)
             if isinstance(found, Release):
                 return found
+            if found != found:
+                raise ValueError("it says nan seconds")
             return min(max(float(found), WAIT_S_LEAST), WAIT_S_MOST)
         except Exception as error:
-            self._raised("idle", error)
+            self.raised("idle", error)
             return Release(instance=instance, how=How.UNLOAD)
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
@@ -184,12 +201,14 @@ class Guarded:
     def kv(self, demand: KvDemand) -> KvSize:
         try:
             size = self._policy.kv(demand)
-            if 0 <= size.required_blocks <= size.wanted_blocks <= size.kept_blocks_max:
+            batch_max = 1 if size.batch_max is None else size.batch_max
+            numbers = (size.required_blocks, size.wanted_blocks, batch_max)
+            whole = all(type(number) is int for number in numbers) and batch_max >= 1
+            if whole and 0 <= size.required_blocks <= size.wanted_blocks <= size.kept_blocks_max:
                 return size
-            why = f"{size.required_blocks} blocks required, {size.wanted_blocks} wanted"
-            self.fault(PolicyFaultKind.NO_ANSWER, "kv", why)
+            self.fault(PolicyFaultKind.NO_ANSWER, "kv", f"no size of a cache: {size!r}")
         except Exception as error:
-            self._raised("kv", error)
+            self.raised("kv", error)
         return by_demand(demand)
 
     def pace(self, slo: Slo) -> Pace:
@@ -199,17 +218,15 @@ class Guarded:
                 return found
             self.fault(PolicyFaultKind.NO_ANSWER, "pace", f"{found!r} does not keep the SLO")
         except Exception as error:
-            self._raised("pace", error)
+            self.raised("pace", error)
         return PACE
 
     def _bounded(self, call: str, ask: Callable[[], Iterator[T]], cell: CellView) -> Iterator[T]:
         looked_at = 0
         try:
             for plan in ask():
-                if call == "relieve":
-                    _check_releases(plan)
-                elif type(plan) not in _PLANS:
-                    raise TypeError(f"not a plan: {plan!r}")
+                for each in _releases(plan) if call == "relieve" else (plan,):
+                    _check(each)
                 yield plan
                 looked_at += 1
                 if looked_at >= PLANS_SPARE and looked_at >= 2 * cell.size() + PLANS_SPARE:
@@ -217,17 +234,57 @@ class Guarded:
                     self.fault(PolicyFaultKind.NO_END, call, message)
                     return
         except Exception as error:
-            self._raised(call, error)
+            self.raised(call, error)
 
-    def _raised(self, call: str, error: Exception) -> None:
+    def raised(self, call: str, error: Exception) -> None:
         message = error.message if isinstance(error, MeshError) else str(error)
         self.fault(PolicyFaultKind.RAISED, call, f"{type(error).__name__}: {message}")
 
 
-def _check_releases(plan: object) -> None:
-    """Raises TypeError where they are no releases that go together."""
+class _GuardedRule:
+    """A rule from elsewhere, as forecasts roll it forward. Where it raises or gives no turn, that
+    is a fault of `turn`, and the first of the run queues has the turn.
+    """
+
+    def __init__(self, rule: TurnRule, policy: Guarded) -> None:
+        self._rule, self._policy = rule, policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)
+
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
+        try:
+            grant = self._rule.turn(queues, now_s, bounds)
+            if any(grant.queue is queue for queue in queues) and grant.seconds >= 0.0:
+                return grant
+            raise ValueError(f"no turn of the instances that have work: {grant!r}")
+        except Exception as error:
+            self._policy.raised("turn", error)
+        inside = [queue for queue in queues if not queue.out]
+        return whole_turn(min(inside, key=lambda queue: queue.instance_id), queues, bounds)
+
+
+def _releases(plan: object) -> tuple[object, ...]:
+    """Those that go together. Raises TypeError where they are none."""
     if not (isinstance(plan, tuple) and all(isinstance(release, Release) for release in plan)):
         raise TypeError(f"not a tuple of releases: {plan!r}")
+    return plan
+
+
+def _check(plan: object) -> None:
+    """Raises TypeError for what is no plan, and for one that lacks what it is about."""
+    views = _VIEWS.get(type(plan))
+    if views is None:
+        raise TypeError(f"not a plan: {plan!r}")
+    for field, identifier in views:
+        if not hasattr(getattr(plan, field), identifier):
+            raise TypeError(f"{type(plan).__name__} without {field}: {plan!r}")
+    if isinstance(plan, Start | Label) and not isinstance(plan.label, str):
+        raise TypeError(f"a label is text: {plan!r}")
+    if isinstance(plan, Release) and not (plan.to is None or hasattr(plan.to, "instance_id")):
+        raise TypeError(f"Release into what is no instance: {plan!r}")
+    if isinstance(plan, Move) and not all(hasattr(r, "request_id") for r in plan.requests):
+        raise TypeError(f"Move of what are no requests: {plan!r}")
 
 
 def _comparable(rank: Rank) -> Rank:

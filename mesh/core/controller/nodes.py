@@ -59,7 +59,7 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         hello=hello,
         link_id=link_id,
         rule=replace(ctx.policy.node_rule, turn=name_of(turns), swap_bytes=swap_bytes),
-        turns=turns,
+        turns=ctx.policy.guarded(turns),
         station=ReservationStation(capacity_bytes=capacity_bytes, pools=swaps),
         last_seen_s=ctx.now_s,
         state=NodeState.DRAINING if draining else NodeState.READY,

@@ -1,23 +1,35 @@
 """Policies that do what they must not: the cell goes on, and its actions say whose fault it was."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from mesh.domain.actions import ControllerAction, NotePolicyFault, RefuseRequest
-from mesh.domain.events import DecisionTookLong, InvokeRequested, LeaseCheckDue
-from mesh.domain.ids import InstanceId
+from mesh.domain.events import (
+    DecisionTookLong,
+    InvokeRequested,
+    KeepAliveExpired,
+    LeaseCheckDue,
+)
+from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceGone, SubmitRequest, UnloadInstance
 from mesh.domain.reasons import FinishReason, PolicyFaultKind, RefusalReason, Verdict
 from mesh.domain.slo import PACE, Pace
+from mesh.policy.interface import KvSize
 from mesh.policy.llm_mesh import LLM_MESH
-from mesh.policy.plans import Carry, Join, Move, Refuse, Release
+from mesh.policy.plans import Carry, Join, Label, Move, Refuse, Release, Start
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import Grant, TurnBounds
 from mesh.runtime.controller_actions import took_long
 from mesh.runtime.host import DECISION_S_MAX, Host
+from tests.core.admission import SLOW, instance, node
 from tests.core.cells import CellUnderTest, commands, deployment, request
+
+CHAT = DeploymentName("chat")
 
 
 class Other:
@@ -146,8 +158,8 @@ def test_who_is_to_go_for_a_request_goes_once_places_have_been_looked_for() -> N
     """
 
     def places(asked: Any, cell: Any) -> Iterator[Release]:
-        for instance in cell.instances():
-            yield Release(instance=instance)
+        for there in cell.instances():
+            yield Release(instance=there)
 
     cell = Cell(Other(places=places))
     assert not commands(cell.invoke(request("second")), UnloadInstance)
@@ -231,3 +243,77 @@ def test_the_host_tells_of_a_decision_that_took_10_ms_and_the_journal_has_it() -
     assert isinstance(told[0], DecisionTookLong)
     assert faults(told[1]) == [(PolicyFaultKind.TOOK_LONG, "handle")]
     assert InstanceId(cell.instance.instance_id) in cell.core.cell.instances
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda cell: Start(node=None, deployment=CHAT),  # type: ignore[arg-type]
+        lambda cell: Start(node=next(iter(cell.nodes())), label=None),  # type: ignore[arg-type]
+        lambda cell: Release(instance=None),  # type: ignore[arg-type]
+        lambda cell: Move(requests=(), to=None),  # type: ignore[arg-type]
+        lambda cell: Move(requests=(None,), to=next(iter(cell.instances()))),
+        lambda cell: Label(instance=next(iter(cell.instances())), label=None),  # type: ignore[arg-type]
+        lambda cell: Refuse(request=None),  # type: ignore[arg-type]
+    ],
+)
+@pytest.mark.parametrize("call", ["upkeep", "places"])
+def test_a_plan_without_what_it_is_about_is_a_fault(plan: Callable[..., Any], call: str) -> None:
+    cell = Cell(Other(**{call: lambda *asked: iter([plan(asked[-1])])}))
+    said = [*cell.tell(LeaseCheckDue()), *cell.invoke(request("second"))]
+    assert (PolicyFaultKind.RAISED, call) in faults(said)
+    assert any(isinstance(a, NotePolicyFault) and "TypeError" in a.message for a in said)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        KvSize(required_blocks=8.5, wanted_blocks=9),  # type: ignore[arg-type]
+        KvSize(required_blocks=8, wanted_blocks=9, batch_max=0),
+        KvSize(required_blocks=8, wanted_blocks=9, batch_max=2.5),  # type: ignore[arg-type]
+    ],
+)
+def test_a_cache_of_parts_of_blocks_or_for_nobody_is_a_fault(size: KvSize) -> None:
+    cell = Cell(Other(kv=lambda demand: size))
+    said = cell.invoke(request("second", prompt=(1,) * 300))
+    assert (PolicyFaultKind.NO_ANSWER, "kv") in faults(said)
+    assert submitted(said) == ["second"]
+
+
+def test_an_idle_instance_goes_where_a_policy_does_not_say_when_to_ask_again() -> None:
+    cell = Cell(Other(idle=lambda *_: float("nan")))
+    cell.tokens(cell.link_id, "first", (7,), finish=FinishReason.STOP)
+    idle = cell.instance
+    expired = KeepAliveExpired(instance_id=idle.instance_id, idle_since_s=idle.idle_since_s)
+    said = cell.tell(expired)
+    assert faults(said) == [(PolicyFaultKind.RAISED, "idle")]
+    assert commands(said, UnloadInstance)
+
+
+@dataclass(frozen=True)
+class BadRule:
+    """A turn rule that raises, or gives the turn to nobody."""
+
+    raises: bool
+    name: ClassVar[str] = "bad"
+    period: ClassVar[int | None] = None
+
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
+        if self.raises:
+            raise ZeroDivisionError("by nobody")
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_turn_rule_that_raises_while_it_is_rolled_forward_is_a_fault(raises: bool) -> None:
+    """The controller goes on: those who wait are looked at by the same rule."""
+    rule = replace(LLM_MESH, rule=BadRule(raises=raises))
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,), rule=rule)
+    cell.join(node("n1", instance("i1", "a")))
+    said = [*cell.invoke(request("r1", of="a", prompt=(1,) * 256))]
+    for name in ("r2", "r3"):
+        said += cell.invoke(request(name, of="a", prompt=(1,) * 256))
+    cell.now_s += 1.0
+    said += cell.retry()
+    assert (PolicyFaultKind.RAISED, "turn") in faults(said)
+    assert submitted(said)[:1] == ["r1"]
