@@ -24,7 +24,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.refusals import RequestRefusals
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.ids import NodeId
+from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import PolicyFaultKind, Verdict
@@ -42,15 +42,18 @@ class InstanceNeeds:
         assert entry.deployment is not None
         self._ctx, self._entry, self.deployment = ctx, entry, entry.deployment
         self._waiting = waiting
-        self._known: dict[tuple[str, str, int, int], tuple[int, int]] = {}
-        """By engine, device, capacity and weights: nodes' own footprints differ in these."""
+        self._known: dict[tuple[str, str, int, int, bool], tuple[int, int]] = {}
+        """By engine, device, capacity and weights, in which nodes' own footprints differ, and by
+        whether the node swaps.
+        """
         self._least_bytes: dict[NodeId, int] = {}
         """What the instance needs at least, by the nodes that were asked and take one more."""
 
     def kv_blocks(self, node: NodeEntry, footprint: Footprint) -> tuple[int, int]:
         """At least, and wanted."""
         hello, weights_bytes = node.hello, footprint.weights_bytes
-        kind = (hello.engine, hello.fingerprint, node.capacity_bytes, weights_bytes)
+        capacity_bytes = node.capacity_bytes
+        kind = hello.engine, hello.fingerprint, capacity_bytes, weights_bytes, node.swaps
         found = self._known.get(kind)
         if found is None:
             found = blocks_for_load(self._ctx, self._entry, self._waiting, footprint, node)
@@ -142,8 +145,8 @@ class Search(OpenOptions):
     """
     last: InstanceEntry | None = field(default=None, init=False)
     """The instance that the policy was offered last."""
-    position: int = field(default=0, init=False)
-    """The position of that instance among the candidates."""
+    offered: dict[InstanceId, int] = field(default_factory=dict, init=False)
+    """The instances that the policy was offered, with their positions among the candidates."""
     starts_asked: bool = field(default=False, init=False)
     """Whether the policy has asked for nodes to start on."""
     start_nodes: StartNodes | None = None
@@ -232,7 +235,7 @@ class Search(OpenOptions):
             request = self.request
             fits = not instance.is_full if request is None else instance.has_places_for(request)
             if fits and (instance.takes_now or not self.loaded):
-                self.position, self.last = position, instance
+                self.offered[instance.instance_id], self.last = position, instance
                 yield instance
 
     def _in_order(self) -> Iterable[tuple[int, InstanceEntry]]:
@@ -367,7 +370,7 @@ class Search(OpenOptions):
         if not self.ctx.may_validate:
             self.stopped = True
             if self.loaded:
-                self.entry.note_stopped(self.position)
+                self.entry.note_stopped(self.offered.get(instance.instance_id, 0))
             return None
         late = self.late or (request.accepted and not moves)
         transfer = None
@@ -467,7 +470,8 @@ class Search(OpenOptions):
         if there is not None and there is self.last:
             return self.last  # it was looked at as it was offered, a moment ago
         if self.before is not None:
-            return None
+            there = there if there and there.instance_id in self.offered else None
+            return None if there is None else known(ctx, there)
         if there is None or request is None:
             carry_out(ctx, plan, request)
             self.stopped = self.stopped or self._is_refused()

@@ -24,13 +24,23 @@ from mesh.domain.reasons import Verdict
 from mesh.domain.slo import Slo
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import LlmMesh
-from mesh.policy.plans import Plan, Start
+from mesh.policy.plans import Join, Plan, Start
 from mesh.policy.views import CellView, RequestView
 from tests.core.admission import instance, node, submitted
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, only, request
 from tests.support.profiles import FINGERPRINT, PREFILL, PROFILE, profile
 
 LIMITS = CellLimits(delivery_s_max=0.02)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastFirst(LlmMesh):
+    """It takes all candidates before it yields one, and yields the last of them first."""
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        assert request is not None
+        for there in sorted(cell.candidates(), key=lambda i: i.instance_id, reverse=True):
+            yield Join(request=request, instance=there)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +118,15 @@ def test_a_smaller_neighbour_gives_its_memory_and_its_request_continues_elsewher
     assert not commands(decided, ResizeKv), "its memory has to come free first"
     gone = cell.report(cell.link, InstanceGone(instance_id=InstanceId("b")))
     assert only(commands(gone, ResizeKv), ResizeKv).kv_blocks == 42
+
+
+def test_who_moves_may_go_to_any_instance_that_the_policy_was_offered() -> None:
+    cell = FullNode(rule=LastFirst())
+    for name in ("b2", "b3", "b4"):
+        other = node(f"n{name[1]}", instance(name, "b"), memory_bytes=1024 * MIB)
+        cell.join(replace(other, fingerprint="slow" if name != "b3" else FINGERPRINT))
+    decided = cell.ask("a3", "a")
+    assert submitted(decided) == [("b1", "b3"), ("a3", "a")]
 
 
 def test_where_no_instance_of_its_deployment_is_a_new_one_is_loaded_for_it() -> None:
