@@ -338,10 +338,10 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
     queueing.offer(ctx, instance)
     parked = instance.is_parked
     owner = ctx.cell.deployments.get(instance.deployment)
+    again_s = max(ctx.limits.parked_s_max, ctx.limits.lease_check_s)
     if not instance.node.may_go(instance):
-        if parked:
-            # A minimum or a measurement keeps it now, but not for ever.
-            _look_again(ctx, expired, ctx.limits.parked_s_max)
+        if not instance.requests:  # A minimum or a measurement keeps it now, but not for ever.
+            _look_again(ctx, expired, again_s)
         return
     if parked and not expired.parked:
         return  # a second timer of the same moment: the first has parked it
@@ -350,13 +350,13 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
         _look_again(ctx, expired, decided)
         return
     if decided.how is How.PARK and owner is not None and not owner.may_park():
+        _look_again(ctx, expired, again_s)
         return
     unloads = decided.how is How.UNLOAD or not ctx.limits.parked_s_max
     if unloads and owner is not None and owner.replicas() <= owner.warm:
         _look_again(ctx, expired, ctx.limits.lease_check_s)
         return
-    if release(ctx, decided) and instance.is_parked:
-        _look_again(ctx, expired, ctx.limits.parked_s_max)
+    release(ctx, decided)
 
 
 def _look_again(ctx: EventContext, expired: KeepAliveExpired, after_s: float) -> None:

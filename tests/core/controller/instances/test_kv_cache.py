@@ -536,8 +536,12 @@ def test_no_more_are_parked_than_the_minimum_can_spare() -> None:
     first, second = cell.core.cell.instances.values()
     keep_alive_over(cell, first)
     assert first.state is InstanceState.PARKED
-    assert not of_kind(keep_alive_over(cell, second), SetTimer)
+    again = only(keep_alive_over(cell, second), SetTimer)
     assert second.state is InstanceState.READY
+    first.unpark()
+    cell.now_s = again.at_s
+    cell.tell(again.timer)
+    assert second.state is InstanceState.PARKED, "the other is the minimum now"
 
 
 def test_an_instance_that_a_request_can_have_at_last_is_not_parked_first() -> None:
