@@ -14,13 +14,13 @@ from mesh.core.controller.requests import migration, preemption
 from mesh.core.controller.requests.search import Search, StartNodes, carry_out, known, not_in_books
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.domain.lifecycle import DeploymentState, InstanceState, RequestState
 from mesh.domain.reasons import PolicyFaultKind
-from mesh.policy.plans import Carry, How, Move, Plan, Release, Start
+from mesh.policy.plans import Carry, How, Label, Move, Plan, Release, Start
 from mesh.policy.views import RequestView
 
 UPKEEP_MAX = 16
-"""Plans of an upkeep that are carried out at a time."""
+"""Plans of an upkeep, labels aside, that are carried out at a time; the next one may go on."""
 
 
 def keep_up(ctx: EventContext) -> None:
@@ -44,7 +44,8 @@ def _options(ctx: EventContext) -> OpenOptions:
 
 
 def _carry_out_all(ctx: EventContext, plans: Iterator[Plan]) -> None:
-    for plan, _ in zip(plans, range(UPKEEP_MAX), strict=False):
+    left = UPKEEP_MAX
+    for plan in plans:
         match plan:
             case Move():
                 _move(ctx, plan)
@@ -54,6 +55,9 @@ def _carry_out_all(ctx: EventContext, plans: Iterator[Plan]) -> None:
                 _start(ctx, plan)
             case _:
                 carry_out(ctx, plan, None)
+        left -= not isinstance(plan, Label)
+        if not left:
+            break
 
 
 def release(ctx: EventContext, plan: Release) -> bool:
@@ -89,6 +93,8 @@ def _start(ctx: EventContext, plan: Start) -> None:
     node = ctx.cell.nodes.get(plan.node.node_id)
     if entry is None or entry.deployment is None or node is not plan.node or node is None:
         not_in_books(ctx, plan, f"no {plan.deployment} to start on {plan.node.node_id}")
+    elif entry.state not in (DeploymentState.STARTING, DeploymentState.READY):
+        return  # It is on its way out, or has no model yet.
     elif ctx.may_start(entry) and ctx.takes_another(node, entry):
         price = Search(ctx=ctx, entry=entry, start_nodes=StartNodes(lambda: (node,))).first((plan,))
         if price is not None:
