@@ -87,8 +87,8 @@ class InstanceEntry:
     refusals: InstanceRefusals = field(default_factory=InstanceRefusals)
     """What it has refused."""
     mixed_slos: bool = False
-    """Whether one of its requests is of a class or has an SLO of its own, or had while the others
-    were there.
+    """Whether one of its requests is of a class, has an SLO of its own or an answer of one token,
+    or one did while the others were there: their paces differ.
     """
     resident_share: float = 0.0
     """The share of its weights that is on the device, as its node told last."""
@@ -256,7 +256,8 @@ class InstanceEntry:
         self.required_blocks += blocks
 
     def _note_slo(self, request: RequestEntry) -> None:
-        self.mixed_slos = self.mixed_slos or request.has_own_slo or bool(request.slo.name)
+        own = request.has_own_slo or bool(request.slo.name) or request.pace_s == inf
+        self.mixed_slos = self.mixed_slos or own
 
     def remove(self, request: RequestEntry) -> None:
         """A request runs here no more, for whatever reason."""
@@ -301,6 +302,7 @@ class InstanceEntry:
         request.wait_for(self, blocks)
         self.expected[request.original.request_id] = request
         self._note_slo(request)
+        self.node.note_waiting()
         self.prefetched = False
 
     def expect_no_more(self, request: RequestEntry, place: "InstanceEntry | None" = None) -> None:
@@ -310,6 +312,7 @@ class InstanceEntry:
         self.expected.pop(request.original.request_id, None)
         request.wait_for(None)
         self.node.touch()
+        self.node.note_waiting()
         if place is self or not request.original.is_one_of_several:
             return
         following = [r for r in self.expected.values() if r.leader is request]

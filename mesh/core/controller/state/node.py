@@ -18,7 +18,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.energy import NO_ENERGY, EnergyView, Power, together
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
-from mesh.domain.limits import KEPT_CACHES_MAX
+from mesh.domain.limits import KEPT_CACHES_MAX, forget_oldest
 from mesh.domain.messages import Heartbeat, NodeHello
 from mesh.domain.model import Footprint, ModelInfo, imported_id
 from mesh.domain.node_rule import NodeRule
@@ -85,7 +85,7 @@ class NodeEntry:
     running: int = 0
     """Requests on its instances."""
     request_changes: int = 0
-    """Times that one of them came or went."""
+    """Times that one of them, or one that waits for a load, came or went."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     deployments: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -464,8 +464,7 @@ class NodeEntry:
         self._footprint_of.clear()
         self.footprints.pop(model.shape, None)
         self.footprints[model.shape] = footprint
-        while len(self.footprints) > FOOTPRINTS_MAX:
-            del self.footprints[next(iter(self.footprints))]
+        forget_oldest(self.footprints, FOOTPRINTS_MAX)
 
     def note_stored(self, model_id: ModelId) -> None:
         """Its store has the model now, which it says by itself only with its next heartbeat."""
@@ -487,6 +486,10 @@ class NodeEntry:
         if self.running == 0:
             self.iteration_started_s = now_s
         self.running += 1
+        self.request_changes += 1
+
+    def note_waiting(self) -> None:
+        """A request waits for the load of one of its instances, or does so no more."""
         self.request_changes += 1
 
     def request_left(self) -> None:

@@ -1,5 +1,7 @@
 """Requests with an SLO of their own, beside others of their deployment."""
 
+from math import inf
+
 from mesh.domain.actions import ControllerAction, RefuseRequest
 from mesh.domain.events import InvokeRequested
 from mesh.domain.messages import SubmitRequest
@@ -39,6 +41,16 @@ def test_its_node_is_told_its_own_slo_and_others_theirs() -> None:
     assert instance.pace_s == QUICK.tpot_s * 0.95, "each decode gives both a token"
     cell.tokens(cell.link, "r1", [8], first=1, finish=FinishReason.STOP)
     assert instance.pace_s == PATIENT.tpot_s * 0.95
+
+
+def test_an_answer_of_one_token_does_not_hide_the_pace_of_those_beside_it() -> None:
+    cell = Cell()
+    first = request("r0", of="a", prompt=(1,) * 3, max_tokens=1)
+    assert submitted(cell.tell(InvokeRequested(request=first))) == [("r0", "a")]
+    (entry,) = [made for made in cell.core.cell.instances.values() if made.deployment == "a"]
+    assert entry.pace_s == inf
+    assert submitted(cell.ask_with(None, "r1")) == [("r1", "a")]
+    assert entry.pace_s == PATIENT.tpot_s * 0.95
 
 
 def test_a_quick_one_takes_the_time_that_its_pace_needs() -> None:
