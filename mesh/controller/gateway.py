@@ -45,6 +45,7 @@ from mesh.domain.front import FailRequest
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, ModelId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, Resume, TokenPrompt
+from mesh.domain.limits import forget_oldest
 from mesh.domain.messages import NodeStarting
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, Resumed, SamplingParams
@@ -747,8 +748,7 @@ class Gateway:
             self._clock.now_s(),
             stream.has_place,
         )
-        if len(self._ended_keys) > ENDED_KEYS_MAX:
-            del self._ended_keys[next(iter(self._ended_keys))]
+        forget_oldest(self._ended_keys, ENDED_KEYS_MAX)
 
 
 def _slo_of(asked: Invocation, spec: DeploymentSpec) -> Slo:

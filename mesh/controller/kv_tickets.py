@@ -7,6 +7,7 @@ to the source, and then `SubmitRequest` to the target. After: `node_link`.
 
 import secrets
 
+from mesh.domain.limits import forget_oldest
 from mesh.domain.messages import NodeCommand, OfferKv, SubmitRequest
 from mesh.domain.values import replace
 
@@ -25,8 +26,7 @@ class KvTickets:
         """
         if isinstance(command, OfferKv):
             ticket = self._drawn[command.ticket] = secrets.token_hex(16)
-            while len(self._drawn) > TICKETS_MAX:
-                del self._drawn[next(iter(self._drawn))]
+            forget_oldest(self._drawn, TICKETS_MAX)
             return replace(command, ticket=ticket)
         if isinstance(command, SubmitRequest) and command.order.kv is not None:
             kv = command.order.kv

@@ -20,6 +20,7 @@ from mesh.domain.errors import Refused
 from mesh.domain.events import InvokeRequested, NodeReported
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.invocation import ChatPrompt, Invocation
+from mesh.domain.limits import forget_oldest
 from mesh.domain.messages import (
     ContinueRequest,
     InstanceGone,
@@ -214,9 +215,8 @@ class Traces:
                 if trace := self._calls.get(command.request_id):
                     trace.copy = command.attempt, command.instance_id
             case SendCommand(command=LoadInstance() as command):
-                if len(self._loads) >= LOADS_MAX:
-                    del self._loads[next(iter(self._loads))]
                 self._loads[command.instance_id] = _Load(begun_s=now_s)
+                forget_oldest(self._loads, LOADS_MAX)
             case TellAccepted():
                 if trace := self._calls.get(action.request_id):
                     trace.note("accepted", now_s, grace_s=action.grace_s)

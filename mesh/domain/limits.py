@@ -1,5 +1,7 @@
 """Every bound of a cell and of a node, by name. A queue, retry or wait without one is a bug."""
 
+from typing import Any
+
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.values import dataclass
 
@@ -196,3 +198,9 @@ class NodeLimits:
     """This much is kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations
     that take longer than predicted, and for the way of the tokens to their clients.
     """
+
+
+def forget_oldest(kept: dict[Any, Any], most: int) -> None:
+    """Keep so many entries of a dictionary, those that were put into it last."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]

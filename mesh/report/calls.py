@@ -17,6 +17,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.events import CancelRequested, InvokeRequested, NodeConnected, NodeDisconnected
 from mesh.domain.events import NodeReported as Reported
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
+from mesh.domain.limits import forget_oldest
 from mesh.domain.messages import (
     AbortRequest,
     ContinueRequest,
@@ -384,8 +385,7 @@ class CallBook:
                 )
                 self._loading[command.instance_id] = load
                 self.loads.append(load)
-                if len(self._loading) > LOADS_MAX:
-                    del self._loading[next(iter(self._loading))]
+                forget_oldest(self._loading, LOADS_MAX)
 
     def _delivered(self, now_s: float, action: DeliverTokens) -> None:
         outputs = action.outputs

@@ -10,6 +10,7 @@ from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import NodeConnected, NodeReported
 from mesh.domain.ids import InstanceId
+from mesh.domain.limits import forget_oldest
 from mesh.domain.messages import (
     AbortRequest,
     InstanceGone,
@@ -69,8 +70,7 @@ class MemoryStory:
 
     def _park(self, instance_id: InstanceId) -> None:
         self._parked[instance_id] = None
-        if len(self._parked) > PARKED_MAX:
-            del self._parked[next(iter(self._parked))]
+        forget_oldest(self._parked, PARKED_MAX)
 
 
 def _freed_by(report: NodeReport | None, instance_id: InstanceId) -> str:

@@ -30,6 +30,7 @@ from mesh.domain.events import (
     UnloadRequested,
 )
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
+from mesh.domain.limits import forget_oldest
 from mesh.domain.messages import (
     AbortRequest,
     ContinueRequest,
@@ -186,8 +187,7 @@ def _owner(spec: DeploymentSpec) -> Owner:
 def _keep(known: dict[K, Owner], name: K, owner: Owner) -> Owner:
     known.pop(name, None)
     known[name] = owner
-    if len(known) > KNOWN_MAX:
-        del known[next(iter(known))]
+    forget_oldest(known, KNOWN_MAX)
     return owner
 
 

@@ -21,6 +21,7 @@ from mesh.domain.actions import RefuseRequest
 from mesh.domain.energy import NO_ENERGY, EnergyView, together
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
+from mesh.domain.limits import forget_oldest
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import ATTEMPTS_EACH
@@ -223,8 +224,7 @@ class Cell:
         if request.original.keyed:
             self.ended.pop(request.request_id, None)
             self.ended[request.request_id] = request.submissions
-            if len(self.ended) > ENDED_MAX:
-                del self.ended[next(iter(self.ended))]
+            forget_oldest(self.ended, ENDED_MAX)
 
     def attempts_before(self, request_id: RequestId, epoch: int) -> int:
         """A number that no attempt of a request with a key and this id is above."""
@@ -286,8 +286,7 @@ class Cell:
     def note_refused_call(self, told: RefuseRequest) -> None:
         """The first request of a call for several answers is refused; the others come yet."""
         self.refused_calls[told.request_id] = told
-        while len(self.refused_calls) > REFUSED_CALLS_MAX:
-            del self.refused_calls[next(iter(self.refused_calls))]
+        forget_oldest(self.refused_calls, REFUSED_CALLS_MAX)
 
     def add_operation(self, operation: OperationEntry) -> None:
         self.operations[operation.operation_id] = operation

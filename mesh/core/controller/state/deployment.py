@@ -16,7 +16,7 @@ from mesh.domain.energy import NO_ENERGY, EnergyView, together
 from mesh.domain.history import PRIOR_COUNT, OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, advance
-from mesh.domain.limits import CellLimits
+from mesh.domain.limits import CellLimits, forget_oldest
 from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
 from mesh.domain.values import dataclass, replace
@@ -33,6 +33,9 @@ PLANS_KEPT = 6
 """As many instances are wanted as the most of so many plans asked for: a lull unloads nothing that
 the next burst would wait for.
 """
+
+AVOIDED_MAX = 256
+"""Nodes that are avoided; more have failed to load it than any cell has."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -361,6 +364,7 @@ class DeploymentEntry:
         doublings = min(self.load_failures, limits.load_retry_doublings_max)
         self.load_failures += 1
         self.load_error = self.avoided[node_id] = message
+        forget_oldest(self.avoided, AVOIDED_MAX)
         self.paused_until_s = now_s + limits.load_retry_s * 2**doublings
 
     def pause_left_s(self, now_s: float) -> float:

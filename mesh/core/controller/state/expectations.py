@@ -7,12 +7,15 @@ from mesh.compute.load_times import PRIORS, LoadTimes, beside_s, stated_slowdown
 from mesh.compute.refining import taken_up
 from mesh.compute.scaling import Target, best_profile, lengthened
 from mesh.domain.ids import ModelId, NodeId
+from mesh.domain.limits import forget_oldest
 from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import LoadTimesView
 
+PROFILES_MAX = 4096
+"""Measured profiles that are kept, and estimates: those that were learned first go."""
 LOAD_TIMES_MAX = 2048
 """Nodes and fingerprints whose load times are kept."""
 
@@ -49,6 +52,7 @@ class Expectations:
 
     def _keep(self, profile: Profile) -> None:
         self._measured[profile.model_id, profile.fingerprint] = profile
+        forget_oldest(self._measured, PROFILES_MAX)
         self._best.clear()
 
     def learn_estimate(self, profile: Profile, factor: float) -> None:
@@ -57,6 +61,7 @@ class Expectations:
         """
         if not profile.measured:
             self._tried[profile.model_id, profile.fingerprint] = lengthened(profile, factor)
+            forget_oldest(self._tried, PROFILES_MAX)
 
     def measured(self, model_id: ModelId) -> list[Profile]:
         """All measured profiles of a model, by fingerprint."""
@@ -83,6 +88,7 @@ class Expectations:
         known = self._best.get(target)
         if known is None:
             known = self._best[target] = best_profile(self._measured.values(), target)
+            forget_oldest(self._best, PROFILES_MAX)
         if known.measured:
             return known
         return self._tried.get((target.model_id, target.fingerprint), known)
@@ -105,8 +111,7 @@ class Expectations:
                 known = LoadTimes(node.busy_load_factor)
             known.learn(tier, _prior(node, tier), weights_bytes, seconds, computed_s)
             self._load_times[key] = known
-        while len(self._load_times) > LOAD_TIMES_MAX:
-            del self._load_times[next(iter(self._load_times))]
+        forget_oldest(self._load_times, LOAD_TIMES_MAX)
 
     def load_s(
         self,

@@ -8,11 +8,14 @@ entries.
 from dataclasses import field
 
 from mesh.domain.ids import ModelId, OperationId
+from mesh.domain.limits import forget_oldest
 from mesh.domain.values import dataclass, replace
 from mesh.domain.views import PrefetchView
 
 ATTEMPTS_MAX = 2
 """Failed prefetches of a model on a node, since it joined, after which it waits for its caller."""
+MODELS_MAX = 1024
+"""The models of which a node's imports, or failures, are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class NodePrefetches:
             return
         if stored:
             self._imported[importing.model_id] = None
+            forget_oldest(self._imported, MODELS_MAX)
         else:
             self.note_failed(importing.model_id)
 
@@ -53,6 +57,7 @@ class NodePrefetches:
 
     def note_failed(self, model_id: ModelId) -> None:
         self._failures[model_id] = self._failures.get(model_id, 0) + 1
+        forget_oldest(self._failures, MODELS_MAX)
 
     def take(self, model_id: ModelId) -> bool:
         """A load takes the model: whether it would have had to be imported first. An import of it
