@@ -48,12 +48,7 @@ class LruSwap(DefaultAnswers):
 
     def kv(self, demand: KvDemand) -> KvSize:
         blocks = max(self.quota_blocks, demand.required_blocks)
-        return KvSize(
-            required_blocks=blocks,
-            wanted_blocks=blocks,
-            kept_blocks_max=blocks,
-            batch_max=self.batch_max,
-        )
+        return KvSize(required_blocks=blocks, wanted_blocks=blocks, kept_blocks_max=blocks)
 
 
 POLICY = LruSwap()

@@ -1,8 +1,8 @@
 """`warm-pair`: `llm-mesh` that keeps a spare instance ready for whoever is called most.
 
 An example of loads in `upkeep` and of labels. The deployment that is called most has one instance
-more than its calls need, on the node with the most free memory; its label says what it is for. It
-goes when another deployment is called twice as often.
+more than its calls need, on the node with the most free memory that has none of it; its label says
+what it is for, until a call takes it. It goes when another deployment is called twice as often.
 
     mesh sim workloads/faults.toml --check --policy examples/policies/warm_pair.py
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.policy.llm_mesh import LlmMesh
-from mesh.policy.plans import Plan, Release, Start
+from mesh.policy.plans import Label, Plan, Release, Start
 from mesh.policy.views import CellView, InstanceView
 
 SPARE = "spare"
@@ -24,7 +24,11 @@ class WarmPair(LlmMesh):
     """Deployments that are called more rarely get no spare instance."""
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
-        spares = [i for i in cell.instances() if i.label == SPARE]
+        instances = list(cell.instances())
+        for instance in instances:
+            if instance.label == SPARE and instance.batch:
+                yield Label(instance=instance, label="")  # A call has taken it.
+        spares = [i for i in instances if i.label == SPARE and not i.batch]
         called = sorted(cell.deployments(), key=lambda d: (cell.calls_per_s(d.name), d.name))
         if not called:
             return
@@ -34,7 +38,9 @@ class WarmPair(LlmMesh):
             if 2 * cell.calls_per_s(spare.deployment) < calls_per_s and spare.may_go:
                 yield Release(instance=spare)
         if not spares and calls_per_s >= self.calls_per_s_least:
-            for node in sorted(cell.nodes(), key=lambda n: (-n.free_bytes, n.node_id))[:1]:
+            there = {i.node.node_id for i in instances if i.deployment == busiest.name}
+            nodes = [node for node in cell.nodes() if node.node_id not in there]
+            for node in sorted(nodes, key=lambda n: (-n.free_bytes, n.node_id))[:1]:
                 yield Start(node=node, deployment=busiest.name, label=SPARE)
 
     def idle(self, instance: InstanceView, cell: CellView) -> Release | float:

@@ -84,11 +84,6 @@ def test_a_policy_by_name_or_of_a_built_in_rule_brings_none_along() -> None:
         assert rule_of_file(text) is None
 
 
-@pytest.mark.parametrize(("name", "lines_max"), [("lru_swap.py", 80), ("weighted_turns.py", 100)])
-def test_an_example_fits_on_a_page(name: str, lines_max: int) -> None:
-    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= lines_max
-
-
 def life(seed: int = 1) -> LinkLife:
     return LinkLife(random.Random(seed), LinkLimits())
 
