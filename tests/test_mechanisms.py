@@ -1,4 +1,4 @@
-"""docs/mechanisms.md names files, and what is defined in them, that there are."""
+"""The documents name files, and docs/mechanisms.md what is defined in them, that there are."""
 
 import ast
 import re
@@ -34,3 +34,11 @@ def test_it_is_there(named: str) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     }
     assert not name or name in defined
+
+
+def test_all_pages_name_files_that_there_are() -> None:
+    file = re.compile(r"`((?:mesh|nodes|loader|tests|bench)/[\w/]+\.(?:py|toml|js))`")
+    pages = {page.name: page.read_text() for page in (ROOT / "docs").glob("*.md")}
+    found = {(page, named) for page, text in pages.items() for named in file.findall(text)}
+    assert len(found) > 50
+    assert [name for name in sorted(found) if not (ROOT / name[1]).exists()] == []

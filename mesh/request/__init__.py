@@ -1,1 +1,1 @@
-"""The request path's decisions: admission and placement in the controller, turns on the node."""
+"""What placing a request asks: its candidates in order, and a node's schedule rolled forward."""
