@@ -252,7 +252,7 @@ def test_the_host_tells_of_a_decision_that_took_10_ms_and_the_journal_has_it() -
         lambda cell: Start(node=next(iter(cell.nodes())), label=None),  # type: ignore[arg-type]
         lambda cell: Release(instance=None),  # type: ignore[arg-type]
         lambda cell: Move(requests=(), to=None),  # type: ignore[arg-type]
-        lambda cell: Move(requests=(None,), to=next(iter(cell.instances()))),
+        lambda cell: Move(requests=(None,), to=next(iter(cell.instances()))),  # type: ignore[arg-type]
         lambda cell: Label(instance=next(iter(cell.instances())), label=None),  # type: ignore[arg-type]
         lambda cell: Refuse(request=None),  # type: ignore[arg-type]
     ],

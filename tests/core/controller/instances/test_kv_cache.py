@@ -541,7 +541,7 @@ def test_no_more_are_parked_than_the_minimum_can_spare() -> None:
     first.unpark()
     cell.now_s = again.at_s
     cell.tell(again.timer)
-    assert second.state is InstanceState.PARKED, "the other is the minimum now"
+    assert second.is_parked, "the other is the minimum now"
 
 
 def test_an_instance_that_a_request_can_have_at_last_is_not_parked_first() -> None:
