@@ -295,7 +295,8 @@ class _Rollout:
             joins_s = self._newcomer.joins_s
             self._schedule.slow_until_s = max(self._schedule.slow_until_s, joins_s)
         for _ in range(STEPS_MAX):
-            self._grow()
+            if self._grows:
+                self._grow()
             if self._coming or self._now_s < self._schedule.slow_until_s:
                 self._skip()
                 self._join()
@@ -469,8 +470,9 @@ class _Rollout:
             return self._repeats(self._schedule.rule.period)
         if self._pool is not None and not all(map(self._pool.computes, self._working())):
             return self._has_gone_round(self._pool)
-        if any(queue.prompts or queue.late_s < inf for queue in self._schedule.queues):
-            return False
+        for queue in self._schedule.queues:  # A generator would take a tenth of a validation.
+            if queue.prompts or queue.late_s < inf:
+                return False
         return self._in_time([(of.due_s, decode_s, of.tpot_s) for of, decode_s in self._settled_s])
 
     def _working(self) -> list[RunQueue]:

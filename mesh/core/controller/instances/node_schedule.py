@@ -609,6 +609,7 @@ def _fill(
     join, and those whose KV blocks are on their way do so `later`. `validate` predicts its decodes.
     """
     dues_s, running, mixed = run_queue.dues_s, run_queue.running, False
+    tpot_s = run_queue.tpot_s
     led: dict[RequestEntry | None, Prompt] = {}
     context_tokens = 0
     for request in _work(instance):
@@ -616,11 +617,11 @@ def _fill(
         if not left:
             if request.pace_s == inf:
                 continue
+            if request.pace_s != tpot_s:
+                mixed = True
             context_tokens += request.tokens
             dues_s.append(request.due_s)
             running.append(request.original.request_id)
-            if request.pace_s != run_queue.tpot_s:
-                mixed = True
             continue
         prompt = led[request] = _prompt(request, left)
         if request.leader in led:
