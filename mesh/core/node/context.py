@@ -4,7 +4,8 @@ from dataclasses import field
 
 from mesh.core.node.state import LocalNode
 from mesh.domain.actions import NodeAction, SendReport
-from mesh.domain.messages import NodeReport
+from mesh.domain.ids import RequestId
+from mesh.domain.messages import NodeReport, RequestReturned
 from mesh.domain.values import dataclass
 
 
@@ -23,6 +24,14 @@ class NodeEventContext:
         """Something to tell the controller; nobody is there to hear it without a link."""
         if self.node.linked:
             self._reports.append(SendReport(report=said))
+
+    def give_back(
+        self, request_id: RequestId, attempt: int, message: str, error: str = "Unavailable"
+    ) -> None:
+        """Tell the controller that a request is not computed here any more, and why."""
+        self.report(
+            RequestReturned(request_id=request_id, attempt=attempt, error=error, message=message)
+        )
 
     def ordered(self) -> list[NodeAction]:
         """The engine's work first: it should compute on while the tokens travel."""

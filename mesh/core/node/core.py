@@ -42,7 +42,6 @@ from mesh.domain.messages import (
     NodeCommand,
     OfferKv,
     ProfileInstance,
-    RequestReturned,
     ResizeKv,
     SubmitRequest,
     UnloadInstance,
@@ -273,14 +272,8 @@ class NodeCore:
         order, instance = command.order, self._node.instances.get(command.instance_id)
         request = order.request
         if instance is None or instance.state is not LocalState.READY:
-            ctx.report(
-                RequestReturned(
-                    request_id=request.request_id,
-                    attempt=order.attempt,
-                    error="Unavailable",
-                    message=f"{command.instance_id} is not ready on its node",
-                )
-            )
+            message = f"{command.instance_id} is not ready on its node"
+            ctx.give_back(request.request_id, order.attempt, message)
             return
         tokens = len(request.prompt_tokens) + len(order.output_tokens)
         local = LocalRequest(

@@ -20,7 +20,6 @@ from mesh.domain.messages import (
     LoadFailed,
     LoadInstance,
     LoadProgress,
-    RequestReturned,
     ResizeKv,
     TokensReport,
     UnloadInstance,
@@ -82,14 +81,9 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
         instance.unload_when_loaded()
     elif instance.state is LocalState.READY:
         for request in list(instance.requests.values()):
-            returned = RequestReturned(
-                request_id=request.request_id,
-                attempt=request.order.attempt,
-                error="Unavailable",
-                message=f"{instance_id} was unloaded",
-            )
             cancel(ctx, instance, request)
-            ctx.report(returned)
+            message = f"{instance_id} was unloaded"
+            ctx.give_back(request.request_id, request.order.attempt, message)
         instance.unload()
         measuring.stop(ctx, node, instance)
         start_unload(ctx, node, instance)
@@ -215,10 +209,7 @@ def open_link(ctx: NodeEventContext, node: LocalNode, adopted: Sequence[Adopted]
     node.forget_ended()
     for one in taken.values():
         message = "its node computed it no more when the controller came"
-        returned = RequestReturned(
-            request_id=one.request_id, attempt=one.attempt, error="Unavailable", message=message
-        )
-        ctx.report(returned)
+        ctx.give_back(one.request_id, one.attempt, message)
 
 
 def end_held(ctx: NodeEventContext, node: LocalNode, hold_s_max: float) -> None:

@@ -7,10 +7,9 @@ from mesh.core.node.context import NodeEventContext
 from mesh.core.node.energy import shares
 from mesh.core.node.instances import cancel, start_unload
 from mesh.core.node.local_instance import LocalInstance, LocalState
-from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
 from mesh.domain.ids import RequestId
-from mesh.domain.messages import ComputedAhead, InstanceGone, RequestReturned, TokensReport
+from mesh.domain.messages import ComputedAhead, InstanceGone, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
@@ -154,7 +153,7 @@ def broken(
     requests = instance.unload()
     ctx.report(node.heartbeat(ctx.now_s))
     for request in requests:
-        ctx.report(_returned(request, broke.error, broke.message))
+        ctx.give_back(request.request_id, request.order.attempt, broke.message, broke.error)
     measuring.stop(ctx, node, instance)
     start_unload(ctx, node, instance)
 
@@ -165,10 +164,4 @@ def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBr
     if request is not None and request.order.attempt == broke.attempt:
         # The engine may hold it, if it would not let it go on.
         cancel(ctx, instance, request)
-        ctx.report(_returned(request, broke.error, broke.message))
-
-
-def _returned(request: LocalRequest, error: str, message: str) -> RequestReturned:
-    return RequestReturned(
-        request_id=request.request_id, attempt=request.order.attempt, error=error, message=message
-    )
+        ctx.give_back(request.request_id, request.order.attempt, broke.message, broke.error)
