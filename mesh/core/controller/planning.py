@@ -29,8 +29,7 @@ def planned(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals | None) -
     """The plan for these calls, or for those that have come lately. Raises InvalidInput where
     nothing can be planned, and Unavailable where no node takes the deployment.
     """
-    deployment = entry.deployment
-    assert deployment is not None
+    deployment = entry.made
     if entry.spec.task is not None:
         raise InvalidInput(
             f"{entry.name!r} has task {entry.spec.task}: plans are for text, whose tokens come in "

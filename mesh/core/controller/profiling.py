@@ -87,8 +87,7 @@ def _node(ctx: EventContext, entry: DeploymentEntry, wanted: NodeId | None) -> N
 
 def _lacks_room(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> tuple[bool, bool]:
     """Whether it has no room for an instance, and whether idle ones could not make it either."""
-    deployment = entry.deployment
-    assert deployment is not None
+    deployment = entry.made
     footprint = node.footprint_of(deployment)
     least, _ = blocks_for_load(ctx, entry, (), footprint)
     needed_bytes = footprint.instance_bytes(least)

@@ -169,11 +169,10 @@ def _classes(
 
 def _revisions(rollout: RolloutEntry, serves: DeploymentEntry) -> tuple[RevisionView, ...]:
     """Those that are kept, with the one that serves and what there is of each now."""
-    assert serves.deployment is not None
     retiring = {
         e.deployment.revision: e for e in rollout.retiring.values() if e.deployment is not None
     }
-    views = [_revision(serves.deployment, RevisionState.SERVING, serves)]
+    views = [_revision(serves.made, RevisionState.SERVING, serves)]
     for kept in rollout.revisions:
         entry = retiring.get(kept.number)
         state = RevisionState.RETIRING if entry is not None else kept.state

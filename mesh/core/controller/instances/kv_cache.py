@@ -75,8 +75,7 @@ def blocks_for_load(
     answers of its call, and what is wanted for as many as it would take. The policy may size it for
     the `node` where it starts, if that is known.
     """
-    deployment = entry.deployment
-    assert deployment is not None
+    deployment = entry.made
     context, most = deployment.context_tokens_max, ctx.limits.batch_max
     among = list(islice(waiting, most))
     first = [request for one in among[:1] for request in (one, *one.mates)]
@@ -102,8 +101,7 @@ def start_size(
     node: NodeEntry | None,
 ) -> KvSize:
     """How large the policy has the KV cache of a new instance be, for so many blocks needed."""
-    deployment = entry.deployment
-    assert deployment is not None
+    deployment = entry.made
     context, start = deployment.context_tokens_max, None
     if node is not None:
         expectations, hello, model = ctx.cell.expectations, node.hello, deployment.model
@@ -128,8 +126,7 @@ def start_size(
 
 def batch_max(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> int:
     """What the node's engine can carry, and the policy has an instance there serve at a time."""
-    deployment = entry.deployment
-    assert deployment is not None
+    deployment = entry.made
     most = min(node.hello.batch_max, ctx.limits.batch_max)
     served_max = start_size(ctx, entry, 0, node.footprint_of(deployment), node).batch_max
     return most if served_max is None else min(served_max, most)

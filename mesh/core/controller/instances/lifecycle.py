@@ -54,8 +54,7 @@ def load(
     `asked`, else for a minimum, an operator or a policy. One that is `prefetched` is loaded before
     anybody calls.
     """
-    deployment = entry.deployment
-    assert deployment is not None
+    deployment = entry.made
     footprint = node.footprint_of(deployment)
     nearer = node.prefetches.take(deployment.model.model_id)
     if not prefetched:
@@ -171,9 +170,8 @@ def adopt(
 
 
 def _profile(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> Profile:
-    deployment = ctx.cell.deployments[report.deployment].deployment
-    assert deployment is not None
-    return ctx.cell.expectations.profile(deployment.model, report.footprint, node.hello)
+    model = ctx.cell.deployments[report.deployment].made.model
+    return ctx.cell.expectations.profile(model, report.footprint, node.hello)
 
 
 def _served_max(

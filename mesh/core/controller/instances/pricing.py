@@ -37,7 +37,6 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.refusals import DELAYS_HOLD_S
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.deployment import Deployment
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
@@ -109,8 +108,8 @@ class Price:
         node, room = self.node, self.room
         if self.instance is not None or room is None:
             return node.free_bytes
-        needed_bytes = node.footprint_of(self._deployment).instance_bytes(room.least_blocks)
-        return node.free_bytes_for(self._deployment) - needed_bytes
+        needed_bytes = node.footprint_of(self.entry.made).instance_bytes(room.least_blocks)
+        return node.free_bytes_for(self.entry.made) - needed_bytes
 
     def arrives_s(self, plan: Plan) -> float:
         self._check(plan)
@@ -169,13 +168,13 @@ class Price:
                 lambda: self.slot.ready_s,
                 request,
                 share=ctx.share_of(self.node, decodes_share),
-                cached=self.node.left_tokens(self._deployment, request),
-                block_tokens=self.node.footprint_of(self._deployment).block_tokens,
+                cached=self.node.left_tokens(self.entry.made, request),
+                block_tokens=self.node.footprint_of(self.entry.made).block_tokens,
                 now_s=now_s,
                 limits=limits,
                 late=late,
                 moves=self.moves,
-                weights_bytes=self.node.footprint_of(self._deployment).weights_bytes,
+                weights_bytes=self.node.footprint_of(self.entry.made).weights_bytes,
                 more_kv_bytes=self._more_kv_bytes(),
             )
         return forecast_on(
@@ -207,7 +206,7 @@ class Price:
         instance = self.instance
         if instance is not None:
             gone += instance.kv_bytes
-        footprint = instance.footprint if instance else self.node.footprint_of(self._deployment)
+        footprint = instance.footprint if instance else self.node.footprint_of(self.entry.made)
         return footprint.size(self.room.kv_blocks).kv_bytes - gone
 
     def look(self, asked_by: RequestEntry) -> None:
@@ -310,18 +309,13 @@ class Price:
         assert self.request is not None, "the policy is asked for somebody's sake"
         return self.request
 
-    @property
-    def _deployment(self) -> Deployment:
-        assert self.entry.deployment is not None
-        return self.entry.deployment
-
     def _check(self, plan: Plan) -> None:
         if plan is not self.plan:
             raise ValueError(NOT_ASKED)
 
     def _slot_by(self, needed_s: float) -> Slot:
         without = () if self.room is None else self.room.unloads
-        planned = plan_load(self.ctx, self._deployment, self.node, without)
+        planned = plan_load(self.ctx, self.entry.made, self.node, without)
         return slot_for(self.node, planned, needed_s, self.ctx.now_s)
 
     def _copy_s(self, instance: InstanceEntry | None) -> float:
@@ -332,7 +326,7 @@ class Price:
         out = 1.0 if instance is None else 1.0 - instance.resident_share
         if not node.swaps or not out:
             return 0.0
-        footprint = node.footprint_of(self._deployment) if instance is None else instance.footprint
+        footprint = node.footprint_of(self.entry.made) if instance is None else instance.footprint
         return out * node.copy_s(footprint.weights_bytes)
 
     def _times(self) -> Times:
@@ -342,7 +336,7 @@ class Price:
         if self.instance is not None:
             assert self.instance.profile is not None, "it serves"
             return self.instance.profile
-        node, deployment = self.node, self._deployment
+        node, deployment = self.node, self.entry.made
         footprint = node.footprint_of(deployment)
         return self.ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
 

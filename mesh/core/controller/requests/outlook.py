@@ -156,7 +156,6 @@ class Outlook:
         ctx, entry, looks = self.ctx, self.entry, self.ctx.limits.validations_max
         if entry.replicas() >= entry.spec.scaling.replicas_max:
             return
-        assert entry.deployment is not None
         needs: InstanceNeeds | None = None
         unloading, most = InstanceState.UNLOADING, ctx.policy.instances_per_node
         taken = [i.node for i in entry.instances.values() if i.state is not unloading]
@@ -166,16 +165,16 @@ class Outlook:
             if ctx.takes(node, entry.spec) and taken.count(node) < most:
                 looks -= 1
                 # Weights that the host has may go with those who make room.
-                in_host = node.tier_of(entry.deployment) is LoadTier.HOST
+                in_host = node.tier_of(entry.made) is LoadTier.HOST
                 if in_host and needs is None:
                     needs = InstanceNeeds(ctx, entry, entry.queue)
                 room = needs.room(node) if in_host and needs is not None else None
                 without = room.unloads if room is not None else ()
-                planned = plan_load(ctx, entry.deployment, node, without)
+                planned = plan_load(ctx, entry.made, node, without)
                 lane = node.node_id, planned.kind
                 if lane not in self.lanes:
                     self.lanes[lane] = lane_ends_s(node, ctx.now_s, planned.kind)
-                weights_bytes = node.footprint_of(entry.deployment).weights_bytes
+                weights_bytes = node.footprint_of(entry.made).weights_bytes
                 copy_s = node.copy_s(weights_bytes) if node.swaps else 0.0
                 yield max(self.lanes[lane], entry.paused_until_s) + planned.load_s + copy_s
 
@@ -214,15 +213,14 @@ class Outlook:
         """
         ctx, entry = self.ctx, self.entry
         seen: dict[str, float] = {}
-        assert entry.deployment is not None
         cached = max((i.cached_tokens(request) for i in entry.instances.values()), default=0)
         most_s = GUESSED_SHARE_MOST * (request.due_s - request.arrival_s)
         for node in ctx.cell.nodes.values():
             fingerprint = node.hello.fingerprint
             if fingerprint in seen or not ctx.takes(node, entry.spec):
                 continue
-            footprint = node.footprint_of(entry.deployment)
-            model = entry.deployment.model
+            footprint = node.footprint_of(entry.made)
+            model = entry.made.model
             profile = ctx.cell.expectations.profile(model, footprint, node.hello)
             if profile.measured:
                 seen[fingerprint] = alone_s(profile, request, node.rule, ctx.limits, cached=cached)

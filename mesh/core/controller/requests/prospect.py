@@ -113,8 +113,7 @@ def _on(
     output_tokens: int,
     calls_per_s: float,
 ) -> NodeProspect:
-    assert entry.deployment is not None
-    deployment, now_s = entry.deployment, ctx.now_s
+    deployment, now_s = entry.made, ctx.now_s
     footprint = node.footprint_of(deployment)
     needs = InstanceNeeds(ctx, entry, [request])
     room = needs.room(node)

@@ -332,8 +332,7 @@ def _displace_best_effort(
     """Have instances with best effort alone go from a node that lacks memory and nothing else for a
     load, where that makes it fit; whether they do.
     """
-    deployment = entry.deployment
-    assert deployment is not None
+    deployment = entry.made
     if request.slo.best_effort or not ctx.mixed_nodes or not ctx.may_start(entry):
         return False
     needs: InstanceNeeds | None = None

@@ -39,8 +39,7 @@ class InstanceNeeds:
     def __init__(
         self, ctx: EventContext, entry: DeploymentEntry, waiting: Iterable[RequestEntry]
     ) -> None:
-        assert entry.deployment is not None
-        self._ctx, self._entry, self.deployment = ctx, entry, entry.deployment
+        self._ctx, self._entry, self.deployment = ctx, entry, entry.made
         self._waiting = waiting
         self._known: dict[tuple[str, str, int, int, bool], tuple[int, int]] = {}
         """By engine, device, capacity and weights, in which nodes' own footprints differ, and by
@@ -275,12 +274,10 @@ class Search(OpenOptions):
             return ()
         promises = self.request is not None and self.ctx.policy.promises
         self.looks_max = self.ctx.limits.validations_max if promises else len(self.ctx.cell.nodes)
-        assert self.entry.deployment is not None
-        return self.ctx.ranked(self._roomy(self.start_nodes), self.entry.deployment)
+        return self.ctx.ranked(self._roomy(self.start_nodes), self.entry.made)
 
     def lacks_bytes(self, node: NodeView) -> int:
-        assert self.entry.deployment is not None
-        free_bytes = self.ctx.cell.nodes[node.node_id].free_bytes_for(self.entry.deployment)
+        free_bytes = self.ctx.cell.nodes[node.node_id].free_bytes_for(self.entry.made)
         needs = None if self.start_nodes is None else self.start_nodes.needs
         least_bytes = 0 if needs is None else needs.least_bytes(node.node_id)
         return least_bytes - free_bytes
@@ -317,13 +314,12 @@ class Search(OpenOptions):
         """Whether a load there waits for no other: its lane is free, or it has the memory now. Best
         effort needs both.
         """
-        request, deployment = self.request, self.entry.deployment
+        request, deployment = self.request, self.entry.made
         assert request is not None, "somebody is late, or of best effort"
         there, loading = node.instances.values(), InstanceState.LOADING
         loads = any(i.state is loading and not i.prefetched for i in there)
         if loads == request.slo.best_effort:
             return not loads
-        assert deployment is not None
         footprint = node.footprint_of(deployment)
         least, _ = blocks_for_load(self.ctx, self.entry, (request,), footprint)
         return footprint.instance_bytes(least) <= node.free_bytes_for(deployment)

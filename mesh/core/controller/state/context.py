@@ -328,11 +328,10 @@ class EventContext:
         """The most that the node may have for a new instance of a deployment, for any alike where
         nothing is shared: it cannot have become more in the same version of the node.
         """
-        assert entry.deployment is not None
         of = node.node_id, entry.spec.name if node.swaps or node.hello.shares_weights else None
         version, most = self._obtainable.get(of, (-1, 0))
         if version != node.version:
-            most = node.obtainable_bytes(entry.deployment)
+            most = node.obtainable_bytes(entry.made)
             self._obtainable[of] = (node.version, most)
         return most
 

@@ -139,6 +139,12 @@ class DeploymentEntry:
         ended = self.served + self.refused
         return self.served / ended if ended else 1.0
 
+    @property
+    def made(self) -> Deployment:
+        """What it is made of, once its model is imported."""
+        assert self.deployment is not None, "its model is not imported yet"
+        return self.deployment
+
     def calls_per_s(self, now_s: float) -> float:
         """How often it is called, the last CALLS_FORGOTTEN_S counting most."""
         return exp(self.calls_log - now_s / CALLS_FORGOTTEN_S) / CALLS_FORGOTTEN_S
