@@ -1,5 +1,5 @@
 """What a policy may ask for, as values. It yields them; the core checks each against its books and
-carries it out whole, or not at all.
+carries it out whole, or not at all; of a `Move` each request that finds room and time goes.
 
 A plan holds views of what it is about. What has gone since it was made, and what no engine here can
 do, the core refuses, and its journal says so (`mesh.domain.actions.NotePolicyFault`).
