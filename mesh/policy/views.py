@@ -258,8 +258,8 @@ class CellView(Protocol):
         ...
 
     def candidates(self) -> Iterable[InstanceView]:
-        """The instances that may take the request, in the order of `Policy.instance_rank`: first the
-        one that was promised to it or has its beginning, then from where the last look had to stop.
+        """The instances that may take the request, in the order of `Policy.instance_rank`: first
+        the one that was promised to it or has its beginning, and from where the last look stopped.
         """
         ...
 
