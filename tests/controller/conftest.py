@@ -1,23 +1,50 @@
-"""A live controller for each test that asks for one."""
+"""A live controller for all tests of a module, or for one alone that is marked `own_cell`."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from mesh.v1.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from mesh.wire.channel import dial
 from tests.controller.live import LiveCell, live_cell
 
 
-@pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[LiveCell]:
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests with a cell run in its loop."""
+    if isinstance(item, pytest.Function) and "cell" in item.fixturenames:
+        item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own(tmp_path: Path) -> AsyncIterator[LiveCell]:
     async with live_cell(tmp_path) as cell:
         yield cell
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveCell]:
+    async with live_cell(tmp_path_factory.mktemp("cell")) as cell:
+        yield cell
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared(serving: LiveCell) -> AsyncIterator[LiveCell]:
+    """Without nodes and deployments. What it has learned and counted stays."""
+    yield serving
+    await serving.emptied()
+
+
 @pytest.fixture
+def cell(request: pytest.FixtureRequest) -> LiveCell:
+    alone = request.node.get_closest_marker("own_cell")
+    found: LiveCell = request.getfixturevalue("own" if alone else "shared")
+    return found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def stub(cell: LiveCell) -> AsyncIterator[Any]:
     async with dial(cell.address) as channel:
         yield GRPCInferenceServiceStub(channel)

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
+import pytest_asyncio
 import requests
 from google.protobuf.descriptor import FileDescriptor
 
@@ -121,7 +122,7 @@ async def keyed(home: Path) -> AsyncIterator[tuple[LiveCell, Keys]]:
     keys.book.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def cell(tmp_path: Path) -> AsyncIterator[tuple[LiveCell, Keys]]:
     async with keyed(tmp_path) as made:
         yield made

@@ -229,6 +229,7 @@ async def test_drain_and_undo_change_the_nodes_state(cell: LiveCell) -> None:
         assert node.state is state
 
 
+@pytest.mark.own_cell
 async def test_status_counts_what_there_is(cell: LiveCell, tmp_path: Path) -> None:
     await cell.deployed()
     await cell.answer()
@@ -240,6 +241,7 @@ async def test_status_counts_what_there_is(cell: LiveCell, tmp_path: Path) -> No
     assert status.uptime_s > 0
 
 
+@pytest.mark.own_cell
 async def test_watch_tells_the_past_and_then_what_happens(cell: LiveCell) -> None:
     """Without `follow` it ends; with it, it goes on until the controller stops."""
     await cell.node()
@@ -381,6 +383,7 @@ async def test_a_caller_that_vanishes_cancels_the_measurement(cell: LiveCell) ->
         assert (await node.told(CancelProfile)).operation_id == order.operation_id
 
 
+@pytest.mark.own_cell
 async def test_a_failed_measurement_comes_back_as_the_node_said_it(cell: LiveCell) -> None:
     node = await cell.deployed()
     node.measuring = False

@@ -256,6 +256,7 @@ async def test_bytes_that_are_no_message_are_invalid_input(cell: LiveCell) -> No
     assert (await cell.status()).queued == 0
 
 
+@pytest.mark.own_cell
 async def test_a_client_that_goes_away_frees_its_place(cell: LiveCell) -> None:
     node = await cell.deployed(held=True)
     async with called(cell, asking()) as call:
@@ -322,6 +323,7 @@ async def test_long_prompts_do_not_hold_up_others(cell: LiveCell) -> None:
     assert isinstance(both[1], list)
 
 
+@pytest.mark.own_cell
 async def test_an_unreachable_controller_is_told_with_its_address(cell: LiveCell) -> None:
     cell.stop.set()
     await cell.serving
@@ -331,6 +333,7 @@ async def test_an_unreachable_controller_is_told_with_its_address(cell: LiveCell
         assert "mesh up" in caught.value.hint
 
 
+@pytest.mark.own_cell
 async def test_a_stopping_controller_tells_open_clients_why(
     cell: LiveCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

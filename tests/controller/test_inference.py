@@ -26,12 +26,6 @@ from mesh.wire.errors import EndedCall, error_of
 from tests.controller.live import WAIT_S_MAX, LiveCell, asking, live_cell
 
 
-@pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[LiveCell]:
-    async with live_cell(tmp_path) as made:
-        yield made
-
-
 class Many:
     """A stream of calls, and what has been told of each."""
 
@@ -88,6 +82,7 @@ def text_of(events: list[Any]) -> str:
     return "".join(event.text for event in events if isinstance(event, Tokens))
 
 
+@pytest.mark.own_cell
 async def test_each_call_of_a_stream_is_told_as_one_of_its_own(cell: LiveCell) -> None:
     await cell.deployed()
     async with many(cell) as stream:

@@ -29,7 +29,10 @@ async def test_pieces_come_when_computed_and_the_last_says_so(cell: LiveCell, st
         await node.answer(order, index, 1, last=False)
         piece = (await stream.read()).infer_response
         assert (text_of(piece), piece.id) == ("a", "7")
-        assert told(piece) == {"request_id": "r1-1", "triton_final_response": False}
+        assert told(piece) == {
+            "request_id": order.request.request_id,
+            "triton_final_response": False,
+        }
     await node.answer(order, 2, 2, last=True)
     pieces: list[pb.ModelInferResponse] = []
     while not pieces or not told(pieces[-1])["triton_final_response"]:
@@ -134,6 +137,7 @@ async def test_a_stream_that_is_not_read_ends(tmp_path: Path) -> None:
         await cell.idle()
 
 
+@pytest.mark.own_cell
 async def test_a_stopping_controller_tells_those_who_wait(cell: LiveCell, stub: Any) -> None:
     node = await cell.deployed(held=True)
     stream = stub.ModelStreamInfer()

@@ -53,13 +53,8 @@ from tests.controller.live import (
     live_cell,
 )
 
+pytestmark = pytest.mark.own_cell
 KEY = "this call"
-
-
-@pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[LiveCell]:
-    async with live_cell(tmp_path) as made:
-        yield made
 
 
 def keyed(resume: Resume | None = None, **changes: Any) -> Invocation:

@@ -22,11 +22,6 @@ from tests.controller.live import ASSETS, MODEL, SPEC, TOP, FakeNode
 from tests.http.edge import Edge, edge, events
 
 
-@pytest.fixture
-def http(shared: Edge) -> Edge:
-    return shared
-
-
 def asked(node: FakeNode) -> list[SamplingParams]:
     return [c.order.request.sampling for c in node.commands if isinstance(c, SubmitRequest)]
 
@@ -122,21 +117,18 @@ async def test_without_include_usage_chunks_say_nothing_of_it(http: Edge) -> Non
     assert not any("usage" in chunk for chunk in chunks)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "tokens"),
-    [("née", [4]), ([1, 2, 3], [3]), (["a", "bc"], [1, 2]), ([[1], [2, 3]], [1, 2])],
-)
-async def test_completions_take_text_tokens_or_several_of_either(
-    http: Edge, prompt: object, tokens: list[int]
-) -> None:
+async def test_completions_take_text_tokens_or_several_of_either(http: Edge) -> None:
     node = await http.cell.deployed()
-    answer = (await http.complete(prompt, max_tokens=2)).json()
-    held_to(Completion, answer)
-    assert [choice["text"] for choice in answer["choices"]] == ["aa"] * len(tokens)
-    assert [choice["index"] for choice in answer["choices"]] == list(range(len(tokens)))
-    assert answer["usage"]["prompt_tokens"] == sum(tokens)
-    orders = [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
-    assert sorted(len(order.prompt_tokens) for order in orders) == tokens
+    given: list[tuple[object, list[int]]] = [("née", [4]), ([1, 2, 3], [3])]
+    given += [(["a", "bc"], [1, 2]), ([[1], [2, 3]], [1, 2])]
+    for prompt, tokens in given:
+        answer = (await http.complete(prompt, max_tokens=2)).json()
+        held_to(Completion, answer)
+        assert [choice["text"] for choice in answer["choices"]] == ["aa"] * len(tokens)
+        assert [choice["index"] for choice in answer["choices"]] == list(range(len(tokens)))
+        assert answer["usage"]["prompt_tokens"] == sum(tokens)
+        asked = requests_of(node)[-len(tokens) :]
+        assert sorted(len(request.prompt_tokens) for request in asked) == tokens
 
 
 async def test_several_completions_stream_together_and_end_once(http: Edge) -> None:

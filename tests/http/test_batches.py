@@ -29,6 +29,7 @@ from mesh.wire.credentials import Credentials, show
 from tests.controller.live import CLASSES, PATIENT, SPEC, WAIT_S_MAX, FakeNode
 from tests.http.edge import HELLO, Edge, edge
 
+pytestmark = pytest.mark.own_cell
 CHAT = "/v1/chat/completions"
 
 
@@ -124,20 +125,17 @@ async def test_each_line_is_answered_as_a_call_would_be(http: Edge) -> None:
     assert {one["id"] for one in listed} == {batch["output_file_id"], batch["error_file_id"]}
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/responses"])
-async def test_other_endpoints_answer_lines_too(http: Edge, endpoint: str) -> None:
+async def test_other_endpoints_answer_lines_too(http: Edge) -> None:
     await http.cell.deployed()
-    one = line("x", endpoint)
-    if endpoint == "/v1/responses":
-        one["body"] = {"model": "chat", "input": "hi", "max_output_tokens": 2}
-    batch = await ended(http, (await begun(http, written([one]), endpoint))["id"])
-    body = (await lines(http, batch["output_file_id"]))["x"]["response"]["body"]
-    if endpoint == "/v1/responses":
-        assert body["status"] == "incomplete"
-        kept = await http.get(f"/v1/responses/{body['id']}")
-        assert kept.status_code == 404, "it would drive out what others have kept"
-    else:
-        assert body["choices"][0]["text"] == "aa"
+    response = {"model": "chat", "input": "hi", "max_output_tokens": 2}
+    told = []
+    for one in (line("x", "/v1/completions"), {**line("x", "/v1/responses"), "body": response}):
+        batch = await ended(http, (await begun(http, written([one]), one["url"]))["id"])
+        told.append((await lines(http, batch["output_file_id"]))["x"]["response"]["body"])
+    assert told[0]["choices"][0]["text"] == "aa"
+    assert told[1]["status"] == "incomplete"
+    kept = await http.get(f"/v1/responses/{told[1]['id']}")
+    assert kept.status_code == 404, "it would drive out what others have kept"
 
 
 @pytest.mark.parametrize(("spec", "name"), [(SPEC, "best_effort"), (CLASSES, "batch")])
@@ -245,18 +243,17 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "code", "number", "param"), WRONG)
-async def test_a_wrong_line_fails_its_batch_by_its_number(
-    http: Edge, wrong: bytes, code: str, number: int, param: str | None
-) -> None:
+async def test_a_wrong_line_fails_its_batch_by_its_number(http: Edge) -> None:
     await http.cell.deployed()
-    batch = await ended(http, (await begun(http, written([line("c0")]) + b"\n" + wrong))["id"])
-    assert (batch["status"], batch["output_file_id"]) == ("failed", None)
-    (error,) = batch["errors"]["data"]
-    assert (error["code"], error["line"], error["param"]) == (code, number, param)
-    assert error["message"]
-    answer = await http.chat(max_tokens=1)
-    assert answer.status_code == 200, "the cell serves on"
+    for wrong, code, number, param in WRONG:
+        begins = await begun(http, written([line("c0")]) + b"\n" + wrong)
+        batch = await ended(http, begins["id"])
+        assert (batch["status"], batch["output_file_id"]) == ("failed", None)
+        (error,) = batch["errors"]["data"]
+        assert (error["code"], error["line"], error["param"]) == (code, number, param)
+        assert error["message"]
+        answer = await http.chat(max_tokens=1)
+        assert answer.status_code == 200, "the cell serves on"
 
 
 def test_errors_and_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,85 +288,69 @@ def test_answers_are_kept_up_to_what_is_torn_and_have_a_bound(
         answers.add("d", Answer(status=200, body=b"x" * 200))
 
 
-@pytest.mark.parametrize(
-    ("form", "content", "status", "param"),
-    [
+async def test_a_file_that_is_not_taken_says_why(
+    http: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "FILE_BYTES_MAX", 1000)
+    monkeypatch.setattr(files, "FORM_BYTES_MAX", 1000)
+    refused: tuple[tuple[dict[str, str], bytes, int, str | None], ...] = (
         ({"purpose": "fine-tune"}, b"x", 400, "purpose"),
         ({"expires_after[seconds]": "9"}, b"x", 400, "expires_after[seconds]"),
         ({}, b"", 400, "file"),
         ({}, b"x" * 5000, 413, None),
-        ({}, b"x" * 1700, 200, None),
-    ],
-)
-async def test_a_file_that_is_not_taken_says_why(
-    http: Edge,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    form: dict[str, str],
-    content: bytes,
-    status: int,
-    param: str | None,
-) -> None:
-    monkeypatch.setattr(files, "FILE_BYTES_MAX", 1000)
-    monkeypatch.setattr(files, "FORM_BYTES_MAX", 1000)
-    told = await sent(http, content, **form)
-    error = told.json().get("error", {"param": None})
-    assert (told.status_code, error["param"]) == (status, param), told.text
+    )
+    for form, content, status, param in refused:
+        told = await sent(http, content, **form)
+        assert (told.status_code, told.json()["error"]["param"]) == (status, param), told.text
     other = await http.post("/v1/files", b"x", headers={"Content-Type": "text/plain"})
     assert other.status_code == 415
     torn = {"Content-Type": "multipart/form-data; boundary=b"}
     for body in (b"", b"--b\r\nx", b"--c"):
         assert (await http.post("/v1/files", body, headers=torn)).status_code == 400
-    kept = (await http.get("/v1/files")).json()["data"]
-    assert len(kept) == (status == 200), "nothing is left of the others"
-    assert [path.name for path in (tmp_path / "controller" / "files").iterdir()] == [
-        one["id"] for one in kept
-    ]
+    folder = tmp_path / "controller" / "files"
+    assert (await http.get("/v1/files")).json()["data"] == list(folder.iterdir()) == []
+    assert (await sent(http, b"x" * 1700)).status_code == 200
+    (kept,) = (await http.get("/v1/files")).json()["data"]
+    assert [path.name for path in folder.iterdir()] == [kept["id"]]
 
 
 PURPOSE = (b'name="purpose"', b"batch")
 FILE = (b'name="file"; filename="x"', b"{}")
 
 
-@pytest.mark.parametrize(
-    ("parts", "kind", "said"),
-    [
-        ([PURPOSE, FILE], "; charset=undefined", "undefined"),
-        ([PURPOSE, FILE], "; charset=punycode", "punycode"),
-        ([(b'name="purpose"; filename="x"', b"batch"), FILE], "", "Too many files"),
-        ([(b'name="purpose"; filename="x"', b"batch")], "", "purpose is a file"),
-        ([PURPOSE, (b'name="file"', b"{}")], "", "file is missing"),
-        ([PURPOSE, *[FILE] * 2], "", "Too many files"),
-        ([*[PURPOSE] * 3, FILE], "", "Too many fields"),
-        ([(b"", b"batch"), FILE], "", "must be provided"),
-        ([PURPOSE, (FILE[0] + b"x" * 9000, b"{}")], "", "Invalid multipart data"),
-        ([PURPOSE, (FILE[0] + b"\r\nx: y" * 20, b"{}")], "", "Invalid multipart data"),
-    ],
+FORMS: tuple[tuple[list[tuple[bytes, bytes]], str, str], ...] = (
+    ([PURPOSE, FILE], "; charset=undefined", "undefined"),
+    ([PURPOSE, FILE], "; charset=punycode", "punycode"),
+    ([(b'name="purpose"; filename="x"', b"batch"), FILE], "", "Too many files"),
+    ([(b'name="purpose"; filename="x"', b"batch")], "", "purpose is a file"),
+    ([PURPOSE, (b'name="file"', b"{}")], "", "file is missing"),
+    ([PURPOSE, *[FILE] * 2], "", "Too many files"),
+    ([*[PURPOSE] * 3, FILE], "", "Too many fields"),
+    ([(b"", b"batch"), FILE], "", "must be provided"),
+    ([PURPOSE, (FILE[0] + b"x" * 9000, b"{}")], "", "Invalid multipart data"),
+    ([PURPOSE, (FILE[0] + b"\r\nx: y" * 20, b"{}")], "", "Invalid multipart data"),
 )
-async def test_a_form_that_no_client_makes_is_the_callers_error(
-    http: Edge, parts: list[tuple[bytes, bytes]], kind: str, said: str
-) -> None:
-    told = await http.post("/v1/files", form_of(parts), headers={"Content-Type": FORM + kind})
-    assert (told.status_code, said in told.json()["error"]["message"]) == (400, True), told.text
+
+
+async def test_a_form_that_no_client_makes_is_the_callers_error(http: Edge) -> None:
+    for parts, kind, said in FORMS:
+        told = await http.post("/v1/files", form_of(parts), headers={"Content-Type": FORM + kind})
+        error = told.json()["error"]["message"]
+        assert (told.status_code, said in error) == (400, True), told.text
     assert (await http.get("/v1/files")).json()["data"] == []
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
+async def test_a_file_is_kept_by_the_last_part_of_its_name(http: Edge) -> None:
+    for given, kept in (
         (b"../../etc/passwd", "passwd"),
         (b"C:\\calls\\a.jsonl", "a.jsonl"),
         (b"a/", "file"),
         (b"x" * 300 + b".jsonl", "x" * 249 + ".jsonl"),
         ("名.jsonl".encode(), "名.jsonl"),
-    ],
-)
-async def test_a_file_is_kept_by_the_last_part_of_its_name(
-    http: Edge, given: bytes, kept: str
-) -> None:
-    parts = [PURPOSE, (b'name="file"; filename="%b"' % given, b"{}")]
-    told = await http.post("/v1/files", form_of(parts), headers={"Content-Type": FORM})
-    assert told.json()["filename"] == kept
+    ):
+        parts = [PURPOSE, (b'name="file"; filename="%b"' % given, b"{}")]
+        told = await http.post("/v1/files", form_of(parts), headers={"Content-Type": FORM})
+        assert told.json()["filename"] == kept
 
 
 async def test_what_was_cancelled_unchecked_has_no_answers(
@@ -503,24 +484,20 @@ async def test_the_files_of_a_tenant_have_a_bound(
     assert (await sent(http, b"x" * 1500)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
+async def test_a_batch_that_is_not_begun_says_why(http: Edge) -> None:
+    file = (await sent(http, b"{}")).json()
+    good = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"input_file_id": "file-x"}, "input_file_id"),
         ({"endpoint": "/v1/rerank"}, "endpoint"),
         ({"completion_window": "1d"}, "completion_window"),
         ({"surprise": 1}, "surprise"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"metadata": {"x" * 65: ""}}, f"metadata.{'x' * 65}"),
-    ],
-)
-async def test_a_batch_that_is_not_begun_says_why(
-    http: Edge, body: dict[str, Any], param: str
-) -> None:
-    file = (await sent(http, b"{}")).json()
-    given = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h", **body}
-    told = await http.post("/v1/batches", given)
-    assert (told.status_code, told.json()["error"]["param"]) == (400, param), told.text
+    )
+    for body, param in wrong:
+        told = await http.post("/v1/batches", {**good, **body})
+        assert (told.status_code, told.json()["error"]["param"]) == (400, param), told.text
 
 
 async def test_lists_come_in_pages(http: Edge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from itertools import product
 
 import pytest
 
@@ -45,24 +46,21 @@ def statuses(answer: bytes) -> list[int]:
     return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
 
 
-@pytest.mark.parametrize("framed", [LENGTH, CHUNKED])
-@pytest.mark.parametrize(
-    "offer",
-    [
+async def test_an_upgrade_is_an_ordinary_request(http: Edge) -> None:
+    await http.cell.deployed()
+    offers = (
         H2C,
         b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
         b"Upgrade: TLS/1.0, odd/7\r\nConnection: keep-alive, UPGRADE\r\n",
         b"Connection: Upgrade\r\nUpgrade: a\r\nUpgrade: b\r\n",
-    ],
-)
-async def test_an_upgrade_is_an_ordinary_request(http: Edge, offer: bytes, framed: bytes) -> None:
-    await http.cell.deployed()
-    request = PATH + PLAIN + offer + framed
-    whole = await said(http, request + request + LAST)
-    assert statuses(whole) == [200, 200, 200], "pipelined, on a connection that stays"
-    assert whole.count(b'"content":"aa"') == 2
-    bytes_one_by_one = await said(http, *(bytes([byte]) for byte in request), LAST)
-    assert statuses(bytes_one_by_one) == [200, 200]
+    )
+    for offer, framed in product(offers, (LENGTH, CHUNKED)):
+        request = PATH + PLAIN + offer + framed
+        whole = await said(http, request + request + LAST)
+        assert statuses(whole) == [200, 200, 200], "pipelined, on a connection that stays"
+        assert whole.count(b'"content":"aa"') == 2, request
+        bytes_one_by_one = await said(http, *(bytes([byte]) for byte in request), LAST)
+        assert statuses(bytes_one_by_one) == [200, 200], request
 
 
 async def test_an_upgrade_without_a_body_or_with_a_close_is_answered(http: Edge) -> None:

@@ -15,11 +15,6 @@ from tests.controller.live import EMBEDS, PATIENT, SPEC, VECTOR
 from tests.http.edge import Edge, edge
 
 
-@pytest.fixture
-def http(shared: Edge) -> Edge:
-    return shared
-
-
 async def deployed(http: Edge) -> None:
     await http.cell.node(node_id=NodeId("n2"), run_id="run-2", embeds=True)
     spec = replace(SPEC, name=EMBEDS, task=Task.EMBED)
@@ -84,24 +79,22 @@ async def test_texts_that_are_refused_beside_others_are_asked_again(
         assert len(answer.json().get("data", ())) == (40 if queue_max else 0)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "name"),
-    [
-        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
-        ("/v1/embeddings", {"input": ""}, "input"),
-        ("/v1/embeddings", {"input": [1, 999]}, "input"),
-        ("/v1/embeddings", {"input": [[1], [999]]}, "input[1]"),
-        ("/v1/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]"),
-    ],
+NAMED: tuple[tuple[str, dict[str, object], str], ...] = (
+    ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
+    ("/v1/embeddings", {"input": ""}, "input"),
+    ("/v1/embeddings", {"input": [1, 999]}, "input"),
+    ("/v1/embeddings", {"input": [[1], [999]]}, "input[1]"),
+    ("/v1/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]"),
 )
-async def test_an_error_names_the_text(
-    http: Edge, path: str, body: dict[str, object], name: str
-) -> None:
+
+
+async def test_an_error_names_the_text(http: Edge) -> None:
     await deployed(http)
-    answer = await http.post(path, {"model": "embeds", **body})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, name)
-    assert error["message"].startswith(f"{name}: ")
+    for path, body, name in NAMED:
+        answer = await http.post(path, {"model": "embeds", **body})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, name)
+        assert error["message"].startswith(f"{name}: ")
 
 
 async def test_a_text_that_is_too_long_is_named(http: Edge) -> None:
@@ -112,30 +105,28 @@ async def test_a_text_that_is_too_long_is_named(http: Edge) -> None:
     assert "input[1]: the prompt has 600 tokens" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "named"),
-    [
-        ("/v1/rerank", {"query": "a", "documents": ["b"] * 10_000}, "documents"),
-        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"], "input_type": "x"}, "input_type"),
-        ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
-        ("/v1/embeddings", {"input": {"text": "a"}}, "input"),
-        ("/v1/embeddings", {"input": "a", "dimensions": 1}, "dimensions"),
-        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ("/api/embed", {"input": ["a"] * 2049}, None),
-        ("/api/embed", {"input": "a" * 600}, None),
-        ("/api/embed", {"input": 1}, None),
-    ],
+WRONG: tuple[tuple[str, dict[str, object], str | None], ...] = (
+    ("/v1/rerank", {"query": "a", "documents": ["b"] * 10_000}, "documents"),
+    ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "input_type": "x"}, "input_type"),
+    ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
+    ("/v1/embeddings", {"input": {"text": "a"}}, "input"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 1}, "dimensions"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    ("/api/embed", {"input": ["a"] * 2049}, None),
+    ("/api/embed", {"input": "a" * 600}, None),
+    ("/api/embed", {"input": 1}, None),
 )
-async def test_what_is_wrong_is_refused_in_its_protocols_shape(
-    http: Edge, path: str, body: dict[str, object], named: str | None
-) -> None:
+
+
+async def test_what_is_wrong_is_refused_in_its_protocols_shape(http: Edge) -> None:
     await deployed(http)
-    answer = await http.post(path, {"model": "embeds", **body})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    if named is None:
-        assert "input" in error
-    else:
-        assert (error["param"].startswith(named), error["code"]) == (True, "invalid_request")
+    for path, body, named in WRONG:
+        answer = await http.post(path, {"model": "embeds", **body})
+        assert answer.status_code == 400, body
+        error = answer.json()["error"]
+        if named is None:
+            assert "input" in error, body
+        else:
+            assert (error["param"].startswith(named), error["code"]) == (True, "invalid_request")

@@ -41,6 +41,7 @@ from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
 from tests.support.scripted_engine import FOOTPRINT
 
+pytestmark = pytest.mark.own_cell
 ADMIN = Caller()
 CALLS = Recent().calls(0.0)
 PICTURE = CellPicture(

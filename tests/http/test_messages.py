@@ -23,12 +23,6 @@ from tests.http.test_answers import held_to
 from tests.http.test_thoughts import QWEN, thinking
 from tests.http.test_tools import CALL, calling, orders
 
-
-@pytest.fixture
-def http(shared: Edge) -> Edge:
-    return shared
-
-
 BASE: dict[str, Any] = {"model": "chat", "max_tokens": 200, "messages": HELLO}
 TOOL = {
     "name": "weather",
@@ -269,50 +263,48 @@ async def test_tokens_are_counted_as_they_would_be_asked(http: Edge) -> None:
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
 
 
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"temperature": -1}, "temperature"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]}
-                        ],
-                    }
-                ]
-            },
-            "'image'",
-        ),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "I am"}]}, "cannot be continued"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
-            "a block of type thinking cannot be in a message of the role user",
-        ),
-        ({"tools": [{"type": "web_search_20260318", "name": "x"}]}, "tools[0].type"),
-        ({"tools": [TOOL, TOOL]}, "two tools"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tools": [TOOL]}, "calls no tools"),
-        ({"mcp_servers": [{}]}, "mcp_servers"),
-        ({"container": "x"}, "container"),
-        ({"stop_sequences": ["x"] * 17}, "stop"),
-        ({"n": 1}, "unknown member n"),
-        ({"messages": [{"role": "user", "content": "x" * 600}]}, "prompt is too long"),
-    ],
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]}],
+                }
+            ]
+        },
+        "'image'",
+    ),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "I am"}]}, "cannot be continued"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
+        "a block of type thinking cannot be in a message of the role user",
+    ),
+    ({"tools": [{"type": "web_search_20260318", "name": "x"}]}, "tools[0].type"),
+    ({"tools": [TOOL, TOOL]}, "two tools"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tools": [TOOL]}, "calls no tools"),
+    ({"mcp_servers": [{}]}, "mcp_servers"),
+    ({"container": "x"}, "container"),
+    ({"stop_sequences": ["x"] * 17}, "stop"),
+    ({"n": 1}, "unknown member n"),
+    ({"messages": [{"role": "user", "content": "x" * 600}]}, "prompt is too long"),
 )
-async def test_wrong_bodies_are_refused(http: Edge, body: dict[str, Any], named: str) -> None:
+
+
+async def test_wrong_bodies_are_refused(http: Edge) -> None:
     await http.cell.deployed()
-    response = await send(http, **body)
-    error = error_of(response)
-    assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
-    assert named in error["message"]
+    for body, named in WRONG:
+        response = await send(http, **body)
+        error = error_of(response)
+        assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
+        assert named in error["message"], body
 
 
 async def test_errors_before_the_endpoint_have_the_same_shape(http: Edge) -> None:

@@ -12,11 +12,6 @@ from tests.http.test_thoughts import QWEN, thinking
 from tests.http.test_tools import CALL, TOOL, calling, orders
 
 
-@pytest.fixture
-def http(shared: Edge) -> Edge:
-    return shared
-
-
 def lines(response: requests.Response) -> list[dict[str, Any]]:
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/x-ndjson"
@@ -127,26 +122,24 @@ async def test_deployments_are_listed_and_shown(http: Edge) -> None:
     assert (await http.get("/api/version")).json().keys() == {"version"}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "named"),
-    [
-        ("chat", {"model": "chta", "messages": HELLO}, 404, "did you mean chat?"),
-        ("chat", {"messages": [{"role": "user", "images": ["x"]}]}, 400, "images"),
-        ("chat", {"messages": HELLO, "options": {"mirostat": 1}}, 400, "mirostat"),
-        ("chat", {"messages": HELLO, "options": {"tfs_z": 0.5}}, 400, "tfs_z"),
-        ("chat", {"messages": HELLO, "options": {"repeat_penalty": 0}}, 400, "options.repeat_"),
-        ("generate", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
-        ("generate", {"prompt": "a", "images": ["x"]}, 400, "images is not supported"),
-        ("generate", {"prompt": "x" * 600, "stream": False}, 400, "512"),
-        ("embed", {"input": "x"}, 400, "has task text"),
-        ("pull", {}, 400, "mesh deploy"),
-    ],
+WRONG: tuple[tuple[str, dict[str, Any], int, str], ...] = (
+    ("chat", {"model": "chta", "messages": HELLO}, 404, "did you mean chat?"),
+    ("chat", {"messages": [{"role": "user", "images": ["x"]}]}, 400, "images"),
+    ("chat", {"messages": HELLO, "options": {"mirostat": 1}}, 400, "mirostat"),
+    ("chat", {"messages": HELLO, "options": {"tfs_z": 0.5}}, 400, "tfs_z"),
+    ("chat", {"messages": HELLO, "options": {"repeat_penalty": 0}}, 400, "options.repeat_"),
+    ("generate", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+    ("generate", {"prompt": "a", "images": ["x"]}, 400, "images is not supported"),
+    ("generate", {"prompt": "x" * 600, "stream": False}, 400, "512"),
+    ("embed", {"input": "x"}, 400, "has task text"),
+    ("pull", {}, 400, "mesh deploy"),
 )
-async def test_what_is_wrong_is_refused_in_its_shape(
-    http: Edge, path: str, body: dict[str, Any], status: int, named: str
-) -> None:
+
+
+async def test_what_is_wrong_is_refused_in_its_shape(http: Edge) -> None:
     await http.cell.deployed()
-    response = await http.post(f"/api/{path}", {"model": "chat", **body})
-    assert response.status_code == status, response.text
-    assert response.json().keys() == {"error"}
-    assert named in response.json()["error"]
+    for path, body, status, named in WRONG:
+        response = await http.post(f"/api/{path}", {"model": "chat", **body})
+        assert response.status_code == status, response.text
+        assert response.json().keys() == {"error"}
+        assert named in response.json()["error"], body

@@ -177,6 +177,7 @@ async def test_more_calls_than_the_limit_are_429(tmp_path: Path) -> None:
         assert (await first).status_code == 200
 
 
+@pytest.mark.own_cell
 async def test_a_failure_after_the_first_token_is_an_event_and_no_done(http: Edge) -> None:
     node = await http.cell.deployed(held=True)
     asked = asyncio.create_task(http.chat(stream=True))
@@ -204,6 +205,7 @@ async def test_what_an_operator_cancels_ends_with_a_status(http: Edge, prompt: A
     await http.cell.idle()
 
 
+@pytest.mark.own_cell
 async def test_a_stopping_controller_tells_those_who_wait(http: Edge) -> None:
     node = await http.cell.deployed(held=True)
     asked = asyncio.create_task(http.chat())

@@ -20,12 +20,6 @@ from tests.http.test_answers import held_to
 from tests.http.test_thoughts import QWEN, thinking
 from tests.http.test_tools import CALL, calling, orders
 
-
-@pytest.fixture
-def http(shared: Edge) -> Edge:
-    return shared
-
-
 BASE: dict[str, Any] = {"model": "chat", "max_output_tokens": 200, "input": "hi"}
 TOOL = {
     "type": "function",
@@ -180,53 +174,50 @@ WEB = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
 ENDLESS = {"type": "json_schema", "name": "e", "schema": {"$ref": "#"}}
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "named"),
-    [
-        ({"input": None}, "input", "input"),
-        ({"input": []}, "input", "messages"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
-        ({"text": {"format": ENDLESS}}, "text.format", "can ever end"),
-        ({"input": [WEB]}, "input[0]", "function_call_output"),
-        ({"input": [{"id": "msg_r0-1_0"}]}, "input", "not found"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None, "input_image"),
-        ({"tools": [{"type": "file_search"}]}, "tools[0].type", "file_search"),
-        ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "web_"),
-        (
-            {
-                "tools": [TOOL],
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "auto",
-                    "tools": [{"type": "function", "name": "x"}],
-                },
+WRONG: tuple[tuple[dict[str, Any], str | None, str], ...] = (
+    ({"input": None}, "input", "input"),
+    ({"input": []}, "input", "messages"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
+    ({"text": {"format": ENDLESS}}, "text.format", "can ever end"),
+    ({"input": [WEB]}, "input[0]", "function_call_output"),
+    ({"input": [{"id": "msg_r0-1_0"}]}, "input", "not found"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None, "input_image"),
+    ({"tools": [{"type": "file_search"}]}, "tools[0].type", "file_search"),
+    ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "web_"),
+    (
+        {
+            "tools": [TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "x"}],
             },
-            "tool_choice",
-            "'x'",
-        ),
-        ({"tools": [TOOL]}, "tools", "calls no tools"),
-        ({"conversation": "conv_1"}, "conversation", "conversation"),
-        ({"prompt": {"id": "x"}}, "prompt", "prompt"),
-        ({"background": True, "store": False}, "store", "is kept"),
-        ({"truncation": "auto"}, "truncation", "truncation"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "schema"),
-        ({"text": {"format": {**STRICT, "strict": True}}}, None, "uniqueItems"),
-        ({"input": [{"id": f"msg_r{n}_0"} for n in range(129)]}, "input", "129 item references"),
-        ({"n": 2}, "n", "unknown member n"),
-        ({"input": "x" * 600}, None, "maximum context length"),
-    ],
+        },
+        "tool_choice",
+        "'x'",
+    ),
+    ({"tools": [TOOL]}, "tools", "calls no tools"),
+    ({"conversation": "conv_1"}, "conversation", "conversation"),
+    ({"prompt": {"id": "x"}}, "prompt", "prompt"),
+    ({"background": True, "store": False}, "store", "is kept"),
+    ({"truncation": "auto"}, "truncation", "truncation"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "schema"),
+    ({"text": {"format": {**STRICT, "strict": True}}}, None, "uniqueItems"),
+    ({"input": [{"id": f"msg_r{n}_0"} for n in range(129)]}, "input", "129 item references"),
+    ({"n": 2}, "n", "unknown member n"),
+    ({"input": "x" * 600}, None, "maximum context length"),
 )
-async def test_what_is_wrong_is_refused_by_name(
-    http: Edge, body: dict[str, Any], param: str | None, named: str
-) -> None:
+
+
+async def test_what_is_wrong_is_refused_by_name(http: Edge) -> None:
     await http.cell.deployed()
-    response = await send(http, **body)
-    told = response.json()
-    held_to(ErrorBody, told)
-    assert response.status_code == 400
-    assert named in told["error"]["message"], told
-    if param is not None:
-        assert told["error"]["param"] == param
+    for body, param, named in WRONG:
+        response = await send(http, **body)
+        told = response.json()
+        held_to(ErrorBody, told)
+        assert response.status_code == 400, body
+        assert named in told["error"]["message"], told
+        assert param in (None, told["error"]["param"]), body
 
 
 async def until(http: Edge, id_: str, status: str) -> dict[str, Any]:

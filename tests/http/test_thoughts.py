@@ -14,12 +14,6 @@ from tests.http.edge import HELLO, Edge, events
 from tests.http.test_answers import held_to
 from tests.http.test_tools import CALL, TOOL
 
-
-@pytest.fixture
-def http(shared: Edge) -> Edge:
-    return shared
-
-
 QWEN = (
     "{% if tools %}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>"
     "{{ m.content.split('</think>')[-1] }}{% endfor %}<assistant>"
@@ -87,23 +81,20 @@ async def test_a_thought_may_come_before_a_call(http: Edge) -> None:
     assert message["tool_calls"][0]["function"]["name"] == "weather"
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
+async def test_a_grammar_begins_after_the_thought(http: Edge) -> None:
+    node = await thinking(http, "<think>I look.</think>yes")
+    for wanted in (
         {"response_format": {"type": "json_object"}},
         {"structured_outputs": {"regex": "a/b"}},
         {"structured_outputs": {"grammar": 'start: "yes" | "no"'}},
         {"tools": [TOOL], "tool_choice": "required"},
-    ],
-)
-async def test_a_grammar_begins_after_the_thought(http: Edge, wanted: dict[str, Any]) -> None:
-    node = await thinking(http, "<think>I look.</think>yes")
-    await message_of(http, **wanted)
-    (order,) = [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
-    grammar = order.sampling.grammar
-    assert grammar is not None
-    assert grammar.kind is GrammarKind.LARK
-    assert "</think>" in grammar.text.replace("\\", "")
+    ):
+        await message_of(http, **wanted)
+        orders = [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
+        grammar = orders[-1].sampling.grammar
+        assert grammar is not None, wanted
+        assert grammar.kind is GrammarKind.LARK, wanted
+        assert "</think>" in grammar.text.replace("\\", ""), wanted
 
 
 async def test_a_grammar_that_cannot_be_kept_to_is_named_as_it_was_asked_for(http: Edge) -> None:

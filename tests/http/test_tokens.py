@@ -13,12 +13,6 @@ from tests.http.test_answers import held_to
 from tests.http.test_refusals import error_of
 from tests.http.test_tools import TOOL, calling
 
-
-@pytest.fixture
-def http(shared: Edge) -> Edge:
-    return shared
-
-
 TEXT = "Grüße, 世界!"
 
 
@@ -64,29 +58,29 @@ async def test_a_conversation_is_rendered_with_its_tools(http: Edge) -> None:
     assert said["prompt"] == "<tool_call> weather<user>hi<assistant>"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "code"),
-    [
-        ("/tokenize", {}, "invalid_request"),
-        ("/tokenize", {"prompt": "hi", "messages": HELLO}, "invalid_request"),
-        ("/tokenize", {"prompt": 3}, "invalid_request"),
-        ("/tokenize", {"prompt": "hi", "tools": [TOOL]}, "invalid_request"),
-        ("/tokenize", {"messages": HELLO, "tools": [TOOL]}, "invalid_request"),
-        ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "invalid_request"),
-        ("/tokenize", {"messages": HELLO, "continue_final_message": True}, "invalid_request"),
-        ("/tokenize", {"prompt": "x" * (1 << 20)}, "context_length_exceeded"),
-        ("/tokenize", {"model": "chta", "prompt": "hi"}, "model_not_found"),
-        ("/detokenize", {"tokens": [1 << 40]}, "invalid_request"),
-        ("/detokenize", {"tokens": ["a"]}, "invalid_request"),
-        ("/detokenize", {"tokens": [1] * 600}, "context_length_exceeded"),
-        ("/detokenize", {"model": "chta", "tokens": [1]}, "model_not_found"),
-    ],
+WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("/tokenize", {}, "invalid_request"),
+    ("/tokenize", {"prompt": "hi", "messages": HELLO}, "invalid_request"),
+    ("/tokenize", {"prompt": 3}, "invalid_request"),
+    ("/tokenize", {"prompt": "hi", "tools": [TOOL]}, "invalid_request"),
+    ("/tokenize", {"messages": HELLO, "tools": [TOOL]}, "invalid_request"),
+    ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "invalid_request"),
+    ("/tokenize", {"messages": HELLO, "continue_final_message": True}, "invalid_request"),
+    ("/tokenize", {"prompt": "x" * (1 << 20)}, "context_length_exceeded"),
+    ("/tokenize", {"model": "chta", "prompt": "hi"}, "model_not_found"),
+    ("/detokenize", {"tokens": [1 << 40]}, "invalid_request"),
+    ("/detokenize", {"tokens": ["a"]}, "invalid_request"),
+    ("/detokenize", {"tokens": [1] * 600}, "context_length_exceeded"),
+    ("/detokenize", {"model": "chta", "tokens": [1]}, "model_not_found"),
 )
-async def test_what_is_wrong_is_refused(http: Edge, path: str, body: Any, code: str) -> None:
+
+
+async def test_what_is_wrong_is_refused(http: Edge) -> None:
     await http.cell.deployed()
-    response = await http.post(path, {"model": "chat", **body})
-    assert response.status_code == (404 if code == "model_not_found" else 400)
-    assert error_of(response)["code"] == code
+    for path, body, code in WRONG:
+        response = await http.post(path, {"model": "chat", **body})
+        assert response.status_code == (404 if code == "model_not_found" else 400), body
+        assert error_of(response)["code"] == code, body
 
 
 async def test_version_and_ping_need_no_node_and_names_may_hold_a_slash(http: Edge) -> None:

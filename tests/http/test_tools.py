@@ -15,12 +15,6 @@ from tests.controller.live import ASSETS, SPEC, FakeNode
 from tests.http.edge import HELLO, Edge, events
 from tests.http.test_answers import held_to
 
-
-@pytest.fixture
-def http(shared: Edge) -> Edge:
-    return shared
-
-
 TEMPLATE = (
     "{% if tools %}<tool_call> {% for t in tools %}{{ t.function.name }}{% endfor %}{% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
@@ -123,73 +117,68 @@ async def test_calls_and_their_results_go_back_to_the_template(http: Edge) -> No
     assert len(order.prompt_tokens) == len(rendered), "and no tools, since none is to be called"
 
 
-@pytest.mark.parametrize("objects", [False, True])
-@pytest.mark.parametrize(
-    ("arguments", "plain", "items"),
-    [
-        ('{"city": "Bern", "days": 2}', "city=Bern;days=2;", "city=Bern;days=2;"),
-        ('{"city": "B", "days', '"{\\"city\\": \\"B\\", \\"days"', "city=B;"),
-        ('{"city": "K', '"{\\"city\\": \\"K"', "city=K;"),
-        ('["K"]', '"[\\"K\\"]"', ""),
-        ('{"city": "\\ud800"}', '"{\\"city\\": \\"\\\\ud800\\"}"', ""),
-        ("no JSON", '"no JSON"', ""),
-        ("", "", ""),
-    ],
+CUT = (
+    # Arguments as they came, and what the two templates make of them.
+    ('{"city": "Bern", "days": 2}', "city=Bern;days=2;", "city=Bern;days=2;"),
+    ('{"city": "B", "days', '"{\\"city\\": \\"B\\", \\"days"', "city=B;"),
+    ('{"city": "K', '"{\\"city\\": \\"K"', "city=K;"),
+    ('["K"]', '"[\\"K\\"]"', ""),
+    ('{"city": "\\ud800"}', '"{\\"city\\": \\"\\\\ud800\\"}"', ""),
+    ("no JSON", '"no JSON"', ""),
+    ("", "", ""),
 )
+
+
+@pytest.mark.parametrize("objects", [False, True])
 async def test_a_call_that_was_cut_goes_back_to_templates_of_either_kind(
-    http: Edge, objects: bool, arguments: str, plain: str, items: str
+    http: Edge, objects: bool
 ) -> None:
     """One that writes arguments of any type as JSON, and one that takes objects alone."""
     listed = "{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}"
     either = "{% if a is string %}{{ a | tojson }}{% else %}" + listed + "{% endif %}"
-    node = await http.cell.node()
-    called = {
-        "id": "1",
-        "type": "function",
-        "function": {"name": "weather", "arguments": arguments},
-    }
-    messages = [{"role": "assistant", "content": None, "tool_calls": [called]}]
-    body, rendered = (listed, items) if objects else (either, plain)
     wrap = "<tool_call>{% for c in messages[0].tool_calls %}{% set a = c.function.arguments %}"
+    node = await http.cell.node()
+    body = listed if objects else either
     node.text = replace(ASSETS, chat_template=wrap + body + "{% endfor %}")
     assert (await asyncio.to_thread(http.cell.client.deploy, SPEC)).message == "deployed"
-    answer = await http.chat(messages=messages, max_tokens=1)
-    assert answer.status_code == 200, answer.text
-    assert len(orders(node)[-1].prompt_tokens) == len("<tool_call>" + rendered)
+    for arguments, plain, items in CUT:
+        function = {"name": "weather", "arguments": arguments}
+        called = {"id": "1", "type": "function", "function": function}
+        messages = [{"role": "assistant", "content": None, "tool_calls": [called]}]
+        answer = await http.chat(messages=messages, max_tokens=1)
+        assert answer.status_code == 200, answer.text
+        rendered = "<tool_call>" + (items if objects else plain)
+        assert len(orders(node)[-1].prompt_tokens) == len(rendered), arguments
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
-)
-async def test_a_call_that_is_required_is_kept_to_by_a_grammar(http: Edge, choice: object) -> None:
+async def test_a_call_that_is_required_is_kept_to_by_a_grammar(http: Edge) -> None:
     node = await calling(http, CALL)
-    response = await http.chat(tools=[TOOL], tool_choice=choice, max_tokens=100)
-    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
-    (order,) = orders(node)
-    assert order.sampling.grammar.kind is GrammarKind.LARK
-    assert '"const": "weather"' in order.sampling.grammar.text
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        response = await http.chat(tools=[TOOL], tool_choice=choice, max_tokens=100)
+        assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+        grammar = orders(node)[-1].sampling.grammar
+        assert grammar.kind is GrammarKind.LARK
+        assert '"const": "weather"' in grammar.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "says", ["<tool_c", '<tool_call>\n{"na', f'{CALL}\n<tool_call>\n{{"name": "wea', CALL[:-20]]
-)
-async def test_a_required_call_that_is_cut_is_nobodys_words(
-    http: Edge, says: str, stream: bool
-) -> None:
-    await calling(http, says)
-    asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": len(says)}
-    response = await http.chat(**asked, stream=stream)
-    if stream:
-        *chunks, _ = events(response)
-        told = [chunk["choices"][0]["delta"] for chunk in chunks]
-        calls = sum("id" in one for delta in told for one in delta.get("tool_calls", []))
-        content = "".join(delta.get("content") or "" for delta in told)
-    else:
-        message = response.json()["choices"][0]["message"]
-        content, calls = message["content"], len(message["tool_calls"] or [])
-    assert not content
-    assert calls == says.count('"weather"')
+async def test_a_required_call_that_is_cut_is_nobodys_words(http: Edge, stream: bool) -> None:
+    node = await calling(http, "")
+    two = f'{CALL}\n<tool_call>\n{{"name": "wea'
+    for says in ("<tool_c", '<tool_call>\n{"na', two, CALL[:-20]):
+        node.says = says
+        asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": len(says)}
+        response = await http.chat(**asked, stream=stream)
+        if stream:
+            *chunks, _ = events(response)
+            told = [chunk["choices"][0]["delta"] for chunk in chunks]
+            calls = sum("id" in one for delta in told for one in delta.get("tool_calls", []))
+            content = "".join(delta.get("content") or "" for delta in told)
+        else:
+            message = response.json()["choices"][0]["message"]
+            content, calls = message["content"], len(message["tool_calls"] or [])
+        assert not content
+        assert calls == says.count('"weather"'), says
 
 
 async def test_a_schema_that_cannot_be_kept_to_is_named(http: Edge) -> None:
@@ -200,18 +189,16 @@ async def test_a_schema_that_cannot_be_kept_to_is_named(http: Edge) -> None:
     assert response.json()["error"]["param"] == "tools"
 
 
-@pytest.mark.parametrize("strict", [None, False, True])
-async def test_what_no_call_can_be_kept_to_is_refused_where_the_tool_is_strict(
-    http: Edge, strict: bool | None
-) -> None:
+async def test_what_no_call_can_be_kept_to_is_refused_where_the_tool_is_strict(http: Edge) -> None:
     await calling(http, CALL)
     cities = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
     parameters = {"type": "object", "properties": {"cities": cities}}
-    function = {"name": "weather", "parameters": parameters, "strict": strict}
-    tool = {"type": "function", "function": function}
-    response = await http.chat(tools=[tool], tool_choice="required", max_tokens=100)
-    assert response.status_code == (400 if strict else 200), response.text
-    assert ("uniqueItems" in response.text) is bool(strict)
+    for strict in (None, False, True):
+        function = {"name": "weather", "parameters": parameters, "strict": strict}
+        tool = {"type": "function", "function": function}
+        response = await http.chat(tools=[tool], tool_choice="required", max_tokens=100)
+        assert response.status_code == (400 if strict else 200), response.text
+        assert ("uniqueItems" in response.text) is bool(strict)
 
 
 async def test_a_manifest_says_how_its_model_calls_tools(http: Edge) -> None:
