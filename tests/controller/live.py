@@ -351,10 +351,11 @@ class LiveCell:
         """Poll, beside this loop, until it holds."""
 
         def wait() -> None:
-            until_s = time.monotonic() + WAIT_S_MAX
+            until_s, pause_s = time.monotonic() + WAIT_S_MAX, 0.01
             while not what():
                 assert time.monotonic() < until_s, "waited in vain"
-                time.sleep(0.01)
+                time.sleep(pause_s)
+                pause_s = min(1.3 * pause_s, 0.1)
 
         await self.ask(wait)
 
