@@ -132,10 +132,15 @@ async def say_nothing(self: Controller, reports: Any, context: Any) -> None:
 
 
 async def refuse_name(self: Controller, reports: Any, context: Any) -> None:
+    await self.hear(reports, 1)
     raise AlreadyExists("a node named 'n1' is here", hint="use another name")
 
 
 async def refuse_hello(self: Controller, reports: Any, context: Any) -> None:
+    """After it has come: where a call ends while its message is sent, gRPC's asyncio client tells
+    of it as INTERNAL, after which a link dials on.
+    """
+    await self.hear(reports, 1)
     raise InvalidInput("that is no hello")
 
 
