@@ -115,7 +115,7 @@ def test_equal_logits_are_kept_by_their_ids() -> None:
     logits = np.zeros(30_000, np.float32)
     few = frequencies(SamplingParams(temperature=1.0, top_k=3), logits, 100)
     assert np.flatnonzero(few).tolist() == [0, 1, 2]
-    half = np.flatnonzero(frequencies(SamplingParams(temperature=1.0, top_p=0.5), logits, 1000))
+    half = np.flatnonzero(frequencies(SamplingParams(temperature=1.0, top_p=0.5), logits, 200))
     assert half.max() < 15_010
 
 

@@ -38,6 +38,7 @@ from tests.nodes.engines.openvino.tiny import (
     reference_logits,
     write_tiny,
 )
+from tests.support.depth import DEEP
 
 ROWS, COLUMNS = 24, 512
 VOCABULARY = len(byte_tokenizer().tokens)
@@ -163,9 +164,15 @@ def test_logits_of_coarse_groups_are_exact(tmp_path: Path, monkeypatch: pytest.M
     assert_computes(model, WeightPrecision.I4_G128, exact, tmp_path / "exact")
 
 
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    "weights", [WeightPrecision.FILE, WeightPrecision.I4, WeightPrecision.I4_G128]
+    ("weights", "tied"),
+    [
+        (WeightPrecision.FILE, False),
+        (WeightPrecision.FILE, True),
+        (WeightPrecision.I4, True),
+        (WeightPrecision.I4_G128, False),
+        *((WeightPrecision.I4, False), (WeightPrecision.I4_G128, True)) * DEEP,
+    ],
 )
 def test_a_model_of_four_bits_is_imported_from_a_blob_of_its_shape(
     tmp_path: Path, weights: WeightPrecision, tied: bool
