@@ -44,8 +44,8 @@ class EngineUnderTest:
     """Left out where that package is missing, not skipped: it has an environment of its own."""
     spare_blocks_per_request: int = 0
     """KV blocks that a request may hold beyond those its computed tokens fill."""
-    walks: int = 40
-    """Random walks of the state machine; with `MESH_DEEP` set, three times as many."""
+    walks: int = 120
+    """Random walks of the state machine with `MESH_DEEP` set; else a sixth of them."""
     kv_alone: bool = False
     """It differs from another engine here in its KV cache alone, and in what it does with instances
     that it unloads.
@@ -190,20 +190,20 @@ def _vllm_copying() -> Engine:
 ENGINES = (
     EngineUnderTest(name="scripted", make=ScriptedEngine, write_model=write_tiny_model),
     EngineUnderTest(
-        name="scripted-with-text", make=_scripted_with_text, write_model=write_tiny_model, walks=20
+        name="scripted-with-text", make=_scripted_with_text, write_model=write_tiny_model, walks=60
     ),
     EngineUnderTest(
         name="cost-model", make=_cost_model, write_model=write_tiny_model, reads_folders=False
     ),
     EngineUnderTest(
-        name="openvino", make=_openvino, write_model=write_tiny_model, needs="openvino", walks=20
+        name="openvino", make=_openvino, write_model=write_tiny_model, needs="openvino", walks=60
     ),
     EngineUnderTest(
         name="openvino-copying",
         make=_openvino_copying,
         write_model=write_tiny_model,
         needs="openvino",
-        walks=10,
+        walks=30,
         kv_alone=True,
     ),
     EngineUnderTest(
@@ -212,7 +212,7 @@ ENGINES = (
         write_model=partial(write_tiny_model, head_size=32),
         needs="vllm",
         optional=True,
-        walks=10,
+        walks=30,
     ),
     EngineUnderTest(
         name="vllm-mapped",
@@ -220,7 +220,7 @@ ENGINES = (
         write_model=partial(write_tiny_model, head_size=32),
         needs="vllm",
         optional=True,
-        walks=10,
+        walks=30,
         kv_alone=True,
     ),
     EngineUnderTest(
@@ -229,7 +229,7 @@ ENGINES = (
         write_model=partial(write_tiny_model, head_size=32),
         needs="vllm",
         optional=True,
-        walks=10,
+        walks=30,
         kv_alone=True,
     ),
 )

@@ -139,7 +139,7 @@ def test_random_walks(under_test: EngineUnderTest, walked: Driver) -> None:
     run_state_machine_as_test(
         WalkOverIt,
         settings=settings(
-            max_examples=under_test.walks * (3 if DEEP else 1),
+            max_examples=under_test.walks // (1 if DEEP else 6),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
