@@ -22,67 +22,11 @@ from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, outputs, reports, token
 
 
-def running_node(headroom_s: float) -> NodeUnderTest:
-    """`b` runs on i2, whose iteration is under way; when it ends, the next token is due in so long:
-    a TPOT later, since this one is late.
-    """
-    node = NodeUnderTest("i1", "i2")
-    node.submit("b", "i2", slo=Slo(ttft_s=0.1, tpot_s=headroom_s))
-    node.step("i2", token("b", 0))
-    node.now_s += 1.0 + headroom_s
-    return node
-
-
 def granted(actions: list[NodeAction]) -> tuple[str, int]:
     """Which instance has the turn, and with how many prompt tokens."""
     step = only(actions, StartStep)
     assert isinstance(step.prefill, int)
     return step.instance_id, step.prefill
-
-
-@pytest.mark.parametrize(("headroom_s", "tokens"), [(1.0, 256), (0.014, 128), (0.005, 32)])
-def test_a_chunk_leaves_others_time_for_decodes(headroom_s: float, tokens: int) -> None:
-    node = running_node(headroom_s)
-    node.submit("a", "i1", prompt=300, age_s=2.0 - headroom_s * 0.9)
-    assert granted(node.step("i2", token("b", 1))) == ("i1", tokens)
-
-
-def test_a_prompt_waits_where_even_the_least_chunk_would_make_another_late() -> None:
-    node = running_node(0.0025)
-    node.submit("a", "i1", prompt=300, age_s=1.998)
-    assert granted(node.step("i2", token("b", 1))) == ("i2", 0)
-
-
-def test_without_slack_an_instance_decodes_its_batch_and_leaves_its_prompts() -> None:
-    """`a` is due a moment before `b`, and `new` shares its instance."""
-    node = NodeUnderTest("i1", "i2")
-    node.submit("a", "i1", slo=Slo(ttft_s=0.1, tpot_s=0.1))
-    node.submit("b", "i2", slo=Slo(ttft_s=0.2, tpot_s=0.0025))
-    node.now_s += 1.0
-    assert granted(node.step("i1", token("a", 0)))[0] == "i2"
-    node.submit("new", "i1", prompt=100)
-    node.now_s += 0.1 - 0.0022
-    assert granted(node.step("i2", token("b", 0))) == ("i1", 0)
-
-
-def test_a_prompt_that_is_late_makes_nobody_else_late() -> None:
-    node = running_node(0.0015)
-    node.submit("late", "i1", age_s=2.2)
-    assert granted(node.step("i2", token("b", 1))) == ("i2", 0), "b would not be in time after it"
-    quiet = running_node(1.0)
-    quiet.submit("late", "i1", age_s=2.2)
-    assert granted(quiet.step("i2", token("b", 1))) == ("i1", 3), "here it does no harm"
-
-
-@pytest.mark.parametrize(("tpot_s", "first"), [(0.0015, "i2"), (1.0, "i1")])
-def test_a_decode_that_is_late_makes_nobody_else_late(tpot_s: float, first: str) -> None:
-    node = NodeUnderTest("i1", "i2")
-    node.submit("late", "i1", slo=Slo(ttft_s=0.1, tpot_s=0.01))
-    node.submit("b", "i2", slo=Slo(ttft_s=0.2, tpot_s=tpot_s))
-    node.now_s += 0.5
-    assert granted(node.step("i1", token("late", 0)))[0] == "i2"
-    node.now_s += 0.1
-    assert granted(node.step("i2", token("b", 0))) == (first, 0)
 
 
 def test_first_come_first_served_computes_whole_prompts_of_the_oldest_request() -> None:
