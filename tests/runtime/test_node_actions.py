@@ -157,23 +157,6 @@ def test_a_turn_of_several_decodes_comes_back_as_one(engine: ScriptedEngine) -> 
     assert result.elapsed_s == pytest.approx(3 * 0.02)
 
 
-def test_a_turn_ends_with_the_first_request_that_ends(engine: ScriptedEngine) -> None:
-    submit(engine, "a", 9)
-    submit(engine, "b", 3)
-    assert turn(engine, 1).outputs
-    result = turn(engine, 8)
-    assert (result.iterations, [len(o.token_ids) for o in result.outputs]) == (2, [2, 2])
-    assert turn(engine, 2).decode_batch == 1
-
-
-def test_a_turn_with_prompts_left_is_one_iteration(engine: ScriptedEngine) -> None:
-    submit(engine, "a", 9)
-    action = StartStep(instance_id=INSTANCE, prefill=2, iterations=5)
-    _, event = perform(engine, action)
-    assert isinstance(event, StepFinished)
-    assert (event.result.iterations, event.result.prefill_tokens) == (1, 2)
-
-
 def test_a_resize_comes_back_with_the_blocks_in_force_and_its_time(engine: ScriptedEngine) -> None:
     assert perform(engine, ResizeKv(instance_id=INSTANCE, kv_blocks=100)) == (
         Lane.COMPUTE,
