@@ -79,8 +79,8 @@ HOST = replace(
     base_bytes=0,
     instances=(),
 )
-LIVE_PLAN = ReplayPlan(
-    name="t",
+LIVE_PLAN = replace(
+    PLAN,
     calls=tuple(
         Call(
             number=n,
@@ -94,11 +94,6 @@ LIVE_PLAN = ReplayPlan(
     ),
     duration_s=20.0,
     deployments=("chat",),
-    functions=1,
-    forced=True,
-    too_long=0,
-    clipped=True,
-    left_out=0,
 )
 
 
