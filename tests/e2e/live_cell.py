@@ -28,7 +28,8 @@ from tests.e2e.forked import Forked
 
 WAIT_S_MAX = 60.0
 """For any single condition. Processes start in about a second on an idle machine."""
-POLL_S = 0.02
+POLL_S, POLL_S_MAX = 0.02, 0.2
+"""The pause after the first look and the longest: a look costs both processes some CPU."""
 LOG_TAIL_BYTES = 3000
 SETTLED = ("--precision", "f32", "--kv", "f16", "--page-cache", "0")
 """The options of OpenVINO nodes, which would else take seconds to compare precisions at each first
@@ -222,12 +223,13 @@ class LiveCell:
     def wait_for(self, what: str, condition: Callable[[], T | None], bound_s: float = 0.0) -> T:
         """The condition's value once it is truthy. Fails after the bound, WAIT_S_MAX by default."""
         bound_s = bound_s or WAIT_S_MAX
-        until_s = time.monotonic() + bound_s
+        until_s, pause_s = time.monotonic() + bound_s, POLL_S
         while time.monotonic() < until_s:
             value = condition()
             if value:
                 return value
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(1.3 * pause_s, POLL_S_MAX)
         raise AssertionError(f"waited {bound_s:.0f} s in vain for {what}\n{self.logs()}")
 
     def logs(self) -> str:

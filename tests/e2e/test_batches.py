@@ -9,7 +9,7 @@ import requests
 
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell, free_port
 
-LINES = 1000
+LINES = 300
 KILLS = 1
 """So often a node is killed, and then the controller."""
 STEP = ("--step-s", "0.03")
