@@ -30,12 +30,22 @@ from mesh.policy.hand_over import (
 )
 from mesh.policy.interface import Rank
 from mesh.policy.plans import Join, Label, Plan, Start
-from mesh.policy.polyserve import by_tier, label_of, pace_s_of, pending, tier, tier_s_of
+from mesh.policy.polyserve import (
+    by_tier,
+    label_of,
+    pace_s_of,
+    pending,
+    tier,
+    tier_label,
+    tier_s_of,
+)
 from mesh.policy.rules.chunked import BY_DUE, Chunked
 from mesh.policy.views import CellView, InstanceView, RequestView
 
 FIRST_TOKEN_SPARE_SHARE = 0.03
-"""So much of the time until a first token is due is left for what predictions miss."""
+"""So much of the time until a first token is due is left for what predictions miss: who comes for
+its decodes meanwhile. On an idle server there is nobody, and a prompt may take all of its time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +80,7 @@ class MeshSlo(CoLocated):
         ordered = by_tier(request.slo.tpot_s, servers, promotes=True)
         together = [(of, s) for of, s in ordered if keeps_pace(request, of, cell, s * share)]
         for server, tier_s in together:
-            if server.label and (late or self._in_time(request, server, cell, tier_s)):
+            if tier_label(server) and (late or self._in_time(request, server, cell, tier_s)):
                 yield server, tier(tier_s)
         looser = [of for of in servers if self.divides and _passes_through(request, of)]
         for server in sorted(looser, key=tier_s_of):
@@ -78,7 +88,7 @@ class MeshSlo(CoLocated):
             if tier_s < inf and (late or self._in_time(request, server, cell, tier_s)):
                 yield server, server.label
         for server, tier_s in together:
-            if not server.label and (late or self._in_time(request, server, cell, tier_s)):
+            if not tier_label(server) and (late or self._in_time(request, server, cell, tier_s)):
                 yield server, tier(tier_s)
 
     def _in_time(
@@ -93,7 +103,8 @@ class MeshSlo(CoLocated):
         it decodes elsewhere, which may take a pace longer where this server itself decodes the
         second token in time.
         """
-        spare_s = FIRST_TOKEN_SPARE_SHARE * max(request.due_s - cell.now_s, 0.0)
+        share = FIRST_TOKEN_SPARE_SHARE if server.batch else 0.0
+        spare_s = share * max(request.due_s - cell.now_s, 0.0)
         if not _passes_through(request, server):
             return spare_s
         early_s = hand_over_s(request, server, cell, self.pace_share)
@@ -155,5 +166,5 @@ def _gives_way(request: RequestView, cell: CellView) -> bool:
 def _passes_through(request: RequestView, server: InstanceView) -> bool:
     """Whether only its prompt is computed there: the server's tier is looser than its own."""
     own_s = request.slo.tpot_s
-    own = server.label in ("", tier(own_s), pending(own_s))
+    own = tier_label(server) in ("", tier(own_s), pending(own_s))
     return not own and pace_s_of(server) > own_s

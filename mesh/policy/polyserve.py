@@ -77,6 +77,8 @@ class Labelled(Protocol):
 
     @property
     def label(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
 
 
 L = TypeVar("L", bound=Labelled)
@@ -89,12 +91,17 @@ def by_tier(tpot_s: float, servers: Iterable[L], promotes: bool) -> Iterator[tup
     """
     known = [(server, tier_s_of(server)) for server in servers]
     # A label has six digits of a TPOT: a tier is its own by the label, and never by the number.
-    yield from [(server, tpot_s) for server, _ in known if server.label == tier(tpot_s)]
+    yield from [(server, tpot_s) for server, _ in known if tier_label(server) == tier(tpot_s)]
     if promotes:
-        tighter = [of for of in known if of[1] < tpot_s and of[0].label != tier(tpot_s)]
+        tighter = [of for of in known if of[1] < tpot_s and tier_label(of[0]) != tier(tpot_s)]
         yield from sorted(tighter, key=lambda of: -of[1])
     for label in (pending(tpot_s), ""):
-        yield from [(server, tpot_s) for server, _ in known if server.label == label]
+        yield from [(server, tpot_s) for server, _ in known if tier_label(server) == label]
+
+
+def tier_label(server: Labelled) -> str:
+    """Its label; none where it has no request: it is of the pool, though `upkeep` has not come."""
+    return server.label if server.batch else ""
 
 
 def tier(tpot_s: float) -> str:
@@ -109,12 +116,12 @@ def pending(tpot_s: float) -> str:
 
 def tier_s_of(server: Labelled) -> float:
     """The TPOT of a server's tier; infinite where it has none."""
-    return pace_s_of(server) if server.label.startswith("tier") else inf
+    return pace_s_of(server) if tier_label(server).startswith("tier") else inf
 
 
 def pace_s_of(server: Labelled) -> float:
     """The TPOT that its label names, whether it is of that tier or pends; infinite without one."""
-    _, _, pace = server.label.partition(" ")
+    _, _, pace = tier_label(server).partition(" ")
     return float(pace.removesuffix(" ms")) / 1e3 if pace else inf
 
 
