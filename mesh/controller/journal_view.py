@@ -19,10 +19,9 @@ from mesh.domain.access import Caller, TenantName
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, RequestId
-from mesh.domain.recent import CellSample
 from mesh.domain.usage import Usage, UsageBy
 from mesh.domain.values import dataclass
-from mesh.domain.views import CellEvent, CellLine
+from mesh.domain.views import CellEvent
 from mesh.report.calls import CallBook
 from mesh.report.cell_state import CellPicture
 from mesh.report.memory_parts import gauges
@@ -192,12 +191,6 @@ class JournalView:
 
     async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         return await self.viewed.pictures(callers)
-
-    def samples(self, asks: Caller) -> Sequence[CellSample]:
-        return self.viewed.samples(asks)
-
-    def sees(self, asks: Caller, line: CellLine) -> bool:
-        return True
 
     async def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
         """Those until now. None follow by themselves: each move tells them anew."""

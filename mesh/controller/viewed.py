@@ -26,12 +26,11 @@ from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
-from mesh.domain.recent import CellGauges, CellSample
+from mesh.domain.recent import CellGauges
 from mesh.domain.usage import Usage, UsageBy
 from mesh.domain.values import replace
 from mesh.domain.views import (
     CellEvent,
-    CellLine,
     CellSnapshot,
     CellStatus,
     Deployed,
@@ -171,14 +170,6 @@ class Viewed:
         found = lost | here
         return tuple(found[node_id] for node_id in sorted(found))
 
-    def samples(self, asks: Caller) -> Sequence[CellSample]:
-        """The samples count what all tenants do: they are an operator's."""
-        return self.recent.samples if asks.role is Role.ADMIN else ()
-
-    def sees(self, asks: Caller, line: CellLine) -> bool:
-        """A tenant sees what is about its own deployments."""
-        return asks.sees(line.tenant)
-
     def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
         return self.log.watch(backlog=backlog, follow=follow)
 
@@ -213,6 +204,8 @@ class Viewed:
             deployments=seen.deployments,
             recent=self.recent.calls(now_s, (ALL,) if operator else names),
             recent_of=recent_of,
+            # They count what all tenants do.
+            samples=tuple(self.recent.samples) if operator else (),
         )
 
     def status(self, snapshot: CellSnapshot, batches: Sequence[OpenBatches]) -> CellStatus:

@@ -8,13 +8,12 @@ the events. After: `Watched`, the controller's view of itself.
 
 import asyncio
 import logging
-import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import field, fields
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Protocol
 
 from mesh.domain.access import Caller, Role
@@ -59,12 +58,6 @@ class Watched(Protocol):
         """The cell as each of these callers may see it, all from one snapshot."""
         ...
 
-    def samples(self, asks: Caller) -> Sequence[CellSample]:
-        """What this caller may see of the last quarter of an hour, the oldest first."""
-        ...
-
-    def sees(self, asks: Caller, line: CellLine) -> bool: ...
-
     def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]: ...
 
 
@@ -78,39 +71,42 @@ class _Viewer:
 class _Audience:
     """Viewers who may see the same, what they were told last, and the events that led there."""
 
-    number: int
+    mark: str
+    """The ids of its events begin so, and no others, not even those of an earlier controller."""
+    number: int = 0
     """The number of its last event."""
-    whole_from: int
-    """Each event after the one of this number is kept."""
     state: State = field(default_factory=dict)
-    sampled: CellSample | None = None
-    """The last sample."""
+    samples: Sequence[CellSample] = ()
     viewers: list[_Viewer] = field(default_factory=list)
-    kept: deque[tuple[int, bytes]] = field(default_factory=deque)
+    kept: deque[bytes] = field(default_factory=deque)
+    """The last events, without a gap."""
     kept_bytes: int = 0
 
-    def knows(self, state: State, untold: Sequence[CellSample]) -> None:
-        """What its viewers are told now."""
-        self.state = state
-        self.sampled = untold[-1] if untold else self.sampled
+    @property
+    def last_id(self) -> str:
+        return f"{self.mark}-{self.number}"
 
-    def tell(self, number: int, block: bytes) -> None:
-        self.number = number
-        self.kept.append((number, block))
+    def tell(self, block: bytes, before: bytes = b"") -> None:
+        """`before` are events that have no ids: whoever has heard this one has heard them."""
+        self.number += 1
+        block = b"%bid: %b\n%b" % (before, self.last_id.encode(), block)
+        self.kept.append(block)
         self.kept_bytes += len(block)
         while len(self.kept) > KEPT_EVENTS_MAX or self.kept_bytes > KEPT_BYTES_MAX:
-            self.whole_from, gone = self.kept.popleft()
-            self.kept_bytes -= len(gone)
+            self.kept_bytes -= len(self.kept.popleft())
         for viewer in self.viewers:
             if not viewer.blocks.put(block):
                 viewer.missed = True
                 viewer.blocks.close()
 
-    def since(self, number: int) -> list[bytes] | None:
-        """The events after the one of this number; `None` where they are not all here."""
-        if not self.whole_from <= number <= self.number:
-            return None
-        return [block for kept, block in self.kept if kept > number]
+    def since(self, last_id: str) -> list[bytes] | None:
+        """The events after the one of this id; `None` where it is no id of this audience, or not
+        all of them are here.
+        """
+        for later in range(len(self.kept) + 1):
+            if last_id == f"{self.mark}-{self.number - later}":
+                return list(self.kept)[len(self.kept) - later :]
+        return None
 
 
 class Feed:
@@ -120,7 +116,8 @@ class Feed:
         self._watched = watched
         self._run = run
         self._unix_s = unix_s
-        self._number = 0
+        self._made = count(1)
+        """Numbers the audiences that there were."""
         self._audiences: dict[Caller, _Audience] = {}
         self._lines: deque[tuple[CellLine, bytes]] = deque(maxlen=LINES_MAX)
         self._fresh: list[tuple[CellLine, bytes]] = []
@@ -137,9 +134,9 @@ class Feed:
         """The whole state as JSON, in pieces: what viewers were told last, where there are any."""
         audience = self._audiences.get(_audience_of(asks))
         if audience is not None and audience.state:
-            return await self._whole(audience.state, asks, "")
+            return await self._whole(audience.state, audience.samples, "")
         (picture,) = await self._watched.pictures([asks])
-        return await self._whole(await in_turns(cell_state(picture)), asks, "")
+        return await self._whole(await in_turns(cell_state(picture)), picture.samples, "")
 
     async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[list[bytes], None]:
         """The events after the one of `last_id`; where that is not possible, the whole state, which
@@ -149,8 +146,7 @@ class Feed:
         audience = self._audiences.get(key)
         self._check_room(key, audience)
         if audience is None:
-            self._number += 1  # nobody has been told up to here
-            audience = self._audiences[key] = _Audience(self._number, self._number)
+            audience = self._audiences[key] = _Audience(f"{self._run}-{next(self._made)}")
         audience.viewers.append(viewer)
         try:
             if not audience.state:
@@ -158,14 +154,14 @@ class Feed:
                     if not audience.state:  # viewers that came together share one snapshot
                         await self._look({key: audience})
             self._begin()
-            blocks = audience.since(self._number_of(last_id))
+            blocks = audience.since(last_id)
             if blocks is None:
                 # What is told from here on comes after this state.
                 self._tell_lines()
                 viewer.blocks = Mailbox(VIEWER_EVENTS_MAX)
                 if self._closed:
                     viewer.blocks.close()
-                head = f"id: {self._run}-{audience.number}\n".encode()
+                head = f"id: {audience.last_id}\n".encode()
                 blocks = [head, *await self._opening(asks, audience, LOST if last_id else "")]
             yield blocks
             while more := await viewer.blocks.take():
@@ -192,9 +188,9 @@ class Feed:
             pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
                 state = await in_turns(cell_state(picture))
-                audience.knows(state, self._untold(asks, audience))  # the whole has them
+                audience.state, audience.samples = state, picture.samples
                 self._tell_lines()
-                self._tell(audience, b"".join(await self._opening(asks, audience, "")))
+                audience.tell(b"".join(await self._opening(asks, audience, "")))
 
     def close(self) -> None:
         """End every viewer's events when they have been told what there is."""
@@ -219,32 +215,16 @@ class Feed:
                 hint="close one of their pages, or ask for /api/v1/cell",
             )
 
-    def _number_of(self, last_id: str) -> int:
-        """The number in an event's id; -1 for none of ours."""
-        found = re.fullmatch(r"(\w{1,40})-([0-9]{1,15})", last_id)
-        return int(found[2]) if found and found[1] == self._run else -1
-
     async def _opening(self, asks: Caller, audience: _Audience, why: str) -> list[bytes]:
         """The whole state, and the last lines."""
-        seen = [block for line, block in self._lines if self._watched.sees(asks, line)]
-        body = await self._whole(audience.state, asks, why)
+        seen = [block for line, block in self._lines if asks.sees(line.tenant)]
+        body = await self._whole(audience.state, audience.samples, why)
         return [b"event: cell\ndata: ", *body, b"\n\n" + b"".join(seen)]
 
-    async def _whole(self, state: State, asks: Caller, why: str) -> list[bytes]:
+    async def _whole(self, state: State, samples: Sequence[CellSample], why: str) -> list[bytes]:
         """For one viewer at a time: in one turn of the loop each of many would go on."""
-        samples = tuple(self._watched.samples(asks))
-        columns = {
-            one.name: [getattr(sample, one.name) for sample in samples]
-            for one in fields(CellSample)
-        }
         async with self._encoding:
-            data = {"why": why, **state, "samples": columns}
-            return await in_turns(_encoded(data, STATE_DEPTH))
-
-    def _untold(self, asks: Caller, audience: _Audience) -> list[CellSample]:
-        """The samples since the last that its viewers were told."""
-        latest = reversed(self._watched.samples(asks))
-        return list(takewhile(lambda one: one != audience.sampled, latest))[::-1]
+            return await in_turns(_whole(state, samples, why))
 
     def _begin(self) -> None:
         if not self._tasks and not self._closed:
@@ -256,8 +236,6 @@ class Feed:
         for task in self._tasks:
             task.cancel()
         self._tasks = []
-        self._lines.clear()
-        self._fresh.clear()
 
     async def _tick(self) -> None:
         while True:
@@ -273,18 +251,17 @@ class Feed:
         that cannot be told is told at the next look; raises what befell one that knows nothing yet.
         """
         pictures = await self._watched.pictures(list(audiences))
-        for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
-            before, untold = audience.state, self._untold(asks, audience)
+        for audience, picture in zip(audiences.values(), pictures, strict=True):
             try:
-                state, block = await in_turns(_next(before, picture, untold))
+                state, block = await in_turns(_next(audience, picture))
             except Exception:
-                if not before:
+                if not audience.state:
                     raise
                 logger.exception("viewers were not told what has changed")
                 continue
-            audience.knows(state, untold)
+            audience.state, audience.samples = state, picture.samples
             if block:
-                self._tell(audience, block)
+                audience.tell(block)
 
     async def _follow(self) -> None:
         """Tell lines as they come. The log may have no place for one more, or drop a slow one."""
@@ -312,19 +289,14 @@ class Feed:
     def _tell_lines(self) -> None:
         fresh, self._fresh = self._fresh, []
         for asks, audience in self._audiences.items():
-            seen = [block for line, block in fresh if self._watched.sees(asks, line)]
+            seen = [block for line, block in fresh if asks.sees(line.tenant)]
             if seen:
-                self._tell(audience, seen[-1], before=b"".join(seen[:-1]))
+                audience.tell(seen[-1], before=b"".join(seen[:-1]))
 
     def _keep(self, event: CellEvent) -> None:
         at_s = round(self._unix_s() - event.age_s, 3)
         told = plain_json({"time_unix_s": at_s, **members(event.line)})
         self._lines.append((event.line, b"event: line\ndata: %b\n\n" % told))
-
-    def _tell(self, audience: _Audience, block: bytes, before: bytes = b"") -> None:
-        self._number += 1
-        head = f"id: {self._run}-{self._number}\n".encode()
-        audience.tell(self._number, before + head + block)
 
 
 def _audience_of(asks: Caller) -> Caller:
@@ -332,18 +304,27 @@ def _audience_of(asks: Caller) -> Caller:
     return Caller() if asks.role is Role.ADMIN else Caller(role=asks.role, tenant=asks.tenant)
 
 
-def _next(
-    before: State, picture: CellPicture, untold: Sequence[CellSample]
-) -> Steps[tuple[State, bytes]]:
+def _next(audience: _Audience, picture: CellPicture) -> Steps[tuple[State, bytes]]:
     """The state that the picture shows, and the event that says what has changed. There is none
     where nothing was told before.
     """
     after = yield from cell_state(picture)
-    if not before:
+    if not audience.state:
         return after, b""
-    patch = yield from change(before, after)
+    last = audience.samples[-1:]
+    untold = list(takewhile(lambda one: one not in last, reversed(picture.samples)))[::-1]
+    patch = yield from change(audience.state, after)
     body = yield from _encoded({"patch": patch, "samples": untold}, STATE_DEPTH + 1)
     return after, b"".join([b"event: change\ndata: ", *body, b"\n\n"])
+
+
+def _whole(state: State, samples: Sequence[CellSample], why: str) -> Steps[list[bytes]]:
+    columns = {}
+    for one in fields(CellSample):
+        columns[one.name] = [getattr(sample, one.name) for sample in samples]
+        yield
+    data = {"why": why, **state, "samples": columns}
+    return (yield from _encoded(data, STATE_DEPTH))
 
 
 def _encoded(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:

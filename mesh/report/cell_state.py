@@ -11,7 +11,7 @@ from typing import Any
 
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState
-from mesh.domain.recent import RecentCalls
+from mesh.domain.recent import CellSample, RecentCalls
 from mesh.domain.values import dataclass
 from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot, PrefetchView
 from mesh.report.memory_parts import free_bytes, parts
@@ -32,6 +32,8 @@ class CellPicture:
     recent: RecentCalls
     """The recent calls of all of these deployments."""
     recent_of: Mapping[DeploymentName, RecentCalls]
+    samples: Sequence[CellSample] = ()
+    """The last quarter of an hour, the oldest first."""
 
 
 def status_fields(

@@ -51,7 +51,7 @@ async def test_a_journal_ends_where_its_cell_did(written: tuple[Path, CellSnapsh
     assert picture.status.served == ended.served > 0
     told = await view.viewed.requests(ANYONE, 0)
     assert told["open"] == []
-    assert view.samples(ANYONE)
+    assert view.viewed.recent.samples
     report = await view.viewed.report(ANYONE, 10**6)
     assert report.calls[0].finished == ended.served
     with pytest.raises(NotFound):
@@ -166,7 +166,7 @@ async def test_a_long_silence_or_an_absurd_time_holds_nobody_up(
         await view.seek(30)
         assert view.position.index == 30
         assert (snapshots, others > 20) == (SAMPLES_MAX, True)
-        assert len(view.samples(ANYONE)) == SAMPLES_MAX
+        assert len(view.viewed.recent.samples) == SAMPLES_MAX
     beside.cancel()
 
 

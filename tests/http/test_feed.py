@@ -67,10 +67,7 @@ class Watched:
     async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         self.taken += 1
         status = replace(STATUS, uptime_s=float(self.taken))
-        return [replace(PICTURE, status=status) for _ in callers]
-
-    def samples(self, asks: Caller) -> Sequence[CellSample]:
-        return [
+        samples = [
             CellSample(
                 time_unix_s=float(n),
                 running=n,
@@ -81,9 +78,7 @@ class Watched:
             )
             for n in range(self.sampled)
         ]
-
-    def sees(self, asks: Caller, line: CellLine) -> bool:
-        return asks.role is Role.ADMIN
+        return [replace(PICTURE, status=status, samples=samples) for _ in callers]
 
     async def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
         while True:
@@ -123,7 +118,7 @@ async def test_a_viewer_is_told_the_whole_and_then_its_changes(watched: Watched)
     async with aclosing(feed.events(ADMIN, "")) as blocks:
         events = told(blocks)
         number, name, whole = await anext(events)
-        assert (name, whole["why"], number) == ("cell", "", "r1-1")
+        assert (name, whole["why"], number) == ("cell", "", "r1-1-0")
         assert whole["samples"]["running"] == [0, 1, 2]
         assert whole["status"]["uptime_s"] == 1.0
         _, name, change = await anext(events)
@@ -234,12 +229,26 @@ async def test_who_comes_back_goes_on_or_is_told_of_a_loss(watched: Watched) -> 
         second, _, change = await anext(events)
         async with aclosing(feed.events(ADMIN, first)) as back:
             assert await anext(told(back)) == (second, "change", change)
-        for forged in ("r0-1", "r1-99999", "nothing", "r1--1", "x" * 5_000):
+        others = first.replace("r1-1-", "r1-2-"), first.replace("r1-", "r0-")
+        for forged in (*others, "r1-1-99999", "nothing", "r1-1--1", "x" * 5_000):
             async with aclosing(feed.events(ADMIN, forged)) as lost:
                 _, name, whole = await anext(told(lost))
                 assert (name, whole["why"]) == ("cell", feeds.LOST)
     async with aclosing(feed.events(ADMIN, second)) as late:
         assert (await anext(told(late)))[1] == "cell", "nobody viewed meanwhile: nothing was kept"
+
+
+async def test_what_others_were_told_last_is_no_place_to_go_on(watched: Watched) -> None:
+    """A tab signs in as another while it is hidden; both audiences were told as much."""
+    feed = feed_of(watched)
+    async with aclosing(feed.events(ADMIN, "")) as one, aclosing(feed.events(TENANT, "")) as two:
+        for blocks in (one, two):
+            await anext(blocks)
+        (last_id, _, _), (other_id, _, _) = [await anext(told(blocks)) for blocks in (one, two)]
+        for asks, theirs in ((TENANT, last_id), (ADMIN, other_id)):
+            async with aclosing(feed.events(asks, theirs)) as blocks:
+                _, name, whole = await anext(told(blocks))
+                assert (name, whole["why"]) == ("cell", feeds.LOST)
 
 
 async def test_lines_come_at_once_to_whoever_may_read_them(
@@ -505,7 +514,7 @@ async def test_a_look_at_the_headers_takes_no_viewers_place(http: Edge) -> None:
     await http.cell.ask(look)
 
 
-@pytest.mark.parametrize("forged", ["r0-1", "nothing", "-1", "9" * 5_000, "r1-<b>", "\xff-\xb2"])
+@pytest.mark.parametrize("forged", ["r0-1", "nothing", "-1", "9" * 5_000, "r1-1-<b>", "\xff-\xb2"])
 async def test_a_forged_last_event_id_is_told_the_whole(http: Edge, forged: str) -> None:
     def first() -> str:
         headers = {"Last-Event-ID": forged.encode("latin-1")}
