@@ -157,7 +157,7 @@ class Control(ControlServicer):
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
         by = usage_by(request.by) if request.HasField("by") else None
         found = await self._viewed.usage(caller(), request.since_unix_s, by)
-        return await asyncio.to_thread(
+        return await self._viewed.threads.run(
             lambda: pb.GetUsageResponse(usages=[to_wire(one, pb.Usage) for one in found])
         )
 

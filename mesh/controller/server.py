@@ -56,6 +56,7 @@ from mesh.domain.revision import public_name
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.usage import HOUR_S
 from mesh.domain.views import OpenBatches
+from mesh.http.exchange import WorkThreads
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
@@ -605,6 +606,7 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             planned=lambda name, calls: self._core.plan(name, calls, clock.now_s()),
             writable=database.check_writable,
         )
+        threads = WorkThreads()
         self._viewed = Viewed(
             cell=self._core,
             clock=clock,
@@ -612,7 +614,8 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             recent=meter.recent,
             book=book,
             cancel=self._gateway.cancel,
-            used_since=usage.since,
+            used_since=partial(threads.run, usage.since),
+            threads=threads,
             failure=self._tokenizers.failure,
             starting=self._links.starting,
             batches=self._open_batches,

@@ -6,7 +6,6 @@ does not wait for the disk: a power cut may cost the last seconds. While the dis
 what is to be written is kept, a number an hour and deployment, and tried again.
 """
 
-import asyncio
 import logging
 import sqlite3
 import time
@@ -312,15 +311,16 @@ class UsageMeter:
         else:
             self._unwritten.clear()
 
-    async def since(
+    def since(
         self, from_unix_s: float, by: UsageBy | None = None, tenant: TenantName | None = None
     ) -> tuple[Usage, ...]:
-        """What has been used since, what is not written yet included. It is read in a thread: what
-        is written meanwhile may be missing. Raises StorageError or InvalidInput.
+        """What has been used since, what is not written yet included; what is written meanwhile
+        may be missing. For any thread. Raises StorageError or InvalidInput.
         """
-        found = await asyncio.to_thread(self._book.since, from_unix_s, by, tenant)
-        more = [u for u in self._unwritten.values() if tenant is None or u.tenant == tenant]
+        found = self._book.since(from_unix_s, by, tenant)
+        unwritten = list(self._unwritten.values())
+        more = [u for u in unwritten if tenant is None or u.tenant == tenant]
         if more:
-            found = await asyncio.to_thread(summed, (*found, *more), by)
+            found = summed((*found, *more), by)
             _check_few(found)
         return found

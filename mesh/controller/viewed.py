@@ -39,6 +39,7 @@ from mesh.domain.views import (
     OpenBatches,
     ProfileView,
 )
+from mesh.http.exchange import WorkThreads
 from mesh.report.call_views import chrome_trace, story, timeline
 from mesh.report.calls import CallBook
 from mesh.report.cell_report import CellReport, cell_report
@@ -96,6 +97,7 @@ class Viewed:
     """Why the texts of a model cannot be used, if they cannot."""
     starting: Callable[[], Sequence[NodeStarting]] = tuple
     """The nodes that have not joined the cell yet."""
+    threads: WorkThreads = field(default_factory=WorkThreads)
     batches: Callable[[], Sequence[OpenBatches]] = tuple
     """How far they are."""
     state_path: str = ""
@@ -278,7 +280,7 @@ class Viewed:
         lines = [(at_s, line) for at_s, line in self.log.lines() if sees(line.tenant)]
         looks = list(self.recent.looks) if operator else []
         began_unix_s = self.unix_s() - (now_s - from_s)
-        return await asyncio.to_thread(
+        return await self.threads.run(
             lambda: cell_report(
                 "The cell",
                 [end for end in ends if sees(end.tenant)],

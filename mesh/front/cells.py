@@ -49,6 +49,7 @@ from mesh.domain.views import (
     NodesWanted,
     ProfileView,
 )
+from mesh.http.exchange import WorkThreads
 from mesh.runtime.clock import Now
 from mesh.runtime.operator import Replies
 from mesh.v1 import control_pb2 as pb
@@ -431,7 +432,11 @@ class FrontCells:
         return self.snapshot((yield))
 
     async def usage(
-        self, since_unix_s: float, by: UsageBy | None, tenant: TenantName | None
+        self,
+        threads: WorkThreads,
+        since_unix_s: float,
+        by: UsageBy | None,
+        tenant: TenantName | None,
     ) -> Sequence[Usage]:
         """That of all cells. Raises Unavailable where one is away."""
         request = pb.GetUsageRequest(since_unix_s=since_unix_s, by=by)
@@ -440,7 +445,7 @@ class FrontCells:
             *(link.asked("GetUsage", request, *shown) for link in self.links.values())
         )
         told = (view_from_wire(usage, Usage) for answer in answers for usage in answer.usages)
-        return await asyncio.to_thread(summed, told, by)
+        return await threads.run(summed, told, by)
 
     def text(self, model_id: ModelId) -> TextAssets | None:
         """The text assets of a model, from a cell that has it; waits for it, in a thread, and for

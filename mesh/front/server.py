@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -47,6 +48,7 @@ from mesh.domain.request import Request
 from mesh.front.calls import FrontCalls
 from mesh.front.cells import FrontCells
 from mesh.front.operating import FrontOperating
+from mesh.http.exchange import WorkThreads
 from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
 from mesh.runtime.front_actions import FrontPerformer
@@ -154,6 +156,7 @@ class Front(Served[FrontEvent, FrontAction]):
         self._operating = FrontOperating(
             cells, self._gateway.deployed, Replaying(self._gateway, book)
         )
+        threads = WorkThreads()
         self._viewed = Viewed(
             cell=cells,
             clock=clock,
@@ -161,7 +164,8 @@ class Front(Served[FrontEvent, FrontAction]):
             recent=meter.recent,
             book=book,
             cancel=self._gateway.cancel,
-            used_since=cells.usage,
+            used_since=partial(cells.usage, threads),
+            threads=threads,
             failure=self._tokenizers.failure,
         )
         self._control = Control(

@@ -183,7 +183,7 @@ def application(
         Route("/api/show", Show(gateway, bodies), methods=["POST"]),
         Route("/api/version", release),
         Route("/api/{unbuilt}", refuse, methods=["POST", "DELETE"]),
-        *operating_together(operator, bodies),
+        *operating_together(operator, bodies, reads.threads),
         *reading(lambda: reads),
         *keyring(keys, bodies),
         Route("/healthz", live),

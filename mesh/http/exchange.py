@@ -10,11 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mesh.domain.access import Role
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refused
 from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
@@ -45,6 +47,10 @@ UNREAD_BYTES_MAX = 32 << 20
 """This much of a body that is too long is read and dropped before the answer: clients that read
 only after they have sent everything would lose it otherwise. A body that declares more is refused
 unread."""
+WORKS_MAX, WORK_THREADS = 8, 2
+"""How much work may wait or run, and in how many threads: for operators, and again for all tenants
+together. What computes in a thread takes its time from the loop.
+"""
 BODY_S_MAX = 60.0
 _SHOWN_BYTES = 100
 END_S_MAX = 1.0
@@ -64,19 +70,21 @@ _STREAM: tuple[Header, ...] = (
 Failing = Callable[[Failure, bytes], bytes]
 """The end of a stream that fails, from the failure and the body that would tell of it at first."""
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 
 class Bodies:
     """Bodies that are being read, of all exchanges of a server, and their bytes. A tenant has at
-    most a share of them, since a body may take its time. `what` else may be read is bounded so.
+    most a share of them, since a body may take its time. `what` says what else is bounded so.
     """
 
     def __init__(
         self,
         bytes_max: int = IN_HAND_BYTES_MAX,
         count_max: int = IN_HAND_MAX,
-        what: str = "bodies",
+        what: str = "bodies are being read",
     ) -> None:
         self._what = what
         self._bytes_max = bytes_max
@@ -110,7 +118,7 @@ class Bodies:
         for have, limit in ((of.total(), most), (of[tenant], own_max)):
             if more > 0 and have + more > limit:
                 raise Refused(
-                    f"{have} {what} are being read; {limit} is the limit",
+                    f"{have} {what}; {limit} is the limit",
                     reason=RefusalReason.QUEUE_FULL,
                     retry_after_s=1.0,
                 )
@@ -135,6 +143,29 @@ class BodyInHand:
 
     def whole(self) -> bytes:
         return b"".join(self._parts)
+
+
+class WorkThreads:
+    """Reports, sums of usage, and files of manifests: work that takes too long for the loop, for
+    callers of every protocol. It waits for a thread, and too much of it is refused.
+    """
+
+    def __init__(self) -> None:
+        self._of = {
+            role: (
+                Bodies(count_max=WORKS_MAX, what="reports and files wait"),
+                ThreadPoolExecutor(WORK_THREADS, f"mesh-work-{role}"),
+            )
+            for role in (Role.ADMIN, Role.TENANT)
+        }
+
+    async def run(self, work: Callable[..., T], *given: object) -> T:
+        """What comes of the work. That of a caller who leaves is not begun any more, and ends in
+        its thread where it was. Raises Refused.
+        """
+        waiting, threads = self._of[caller().role]
+        with waiting.reading():
+            return await asyncio.get_running_loop().run_in_executor(threads, work, *given)
 
 
 class Exchange:

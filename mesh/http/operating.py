@@ -14,23 +14,19 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mesh.domain.access import Role
 from mesh.domain.actions import ReplyDone
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, NotFound
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.http.bodies import read
-from mesh.http.exchange import Bodies, Exchange
+from mesh.http.exchange import Bodies, Exchange, WorkThreads
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
 from mesh.manifest.specs import read_manifests
 from mesh.report.plain import Plain, plain
 from mesh.runtime.operator import Operator, Replies
-from mesh.wire.access import caller
 
-FILES_MAX = 8
-"""Files that wait to be read, of operators and of tenants; a tenant has a quarter of these."""
 _SHOWN_CHARS = 100
 
 logger = logging.getLogger(__name__)
@@ -120,16 +116,18 @@ class Operate:
 class OperateAll:
     """An ASGI application: a file of manifests, which is read as a whole before anything is done
     with it. `each` does it with one deployment and says what came of it; one that fails does not
-    keep the others from being tried. Files are read in a thread, since 256 KiB take seconds: one
-    at a time of operators, and one of tenants. Too many that wait are refused.
+    keep the others from being tried. Files are read in `threads`, since 256 KiB take seconds.
     """
 
-    def __init__(self, each: Callable[[DeploymentSpec], Awaitable[Plain]], bodies: Bodies) -> None:
+    def __init__(
+        self,
+        each: Callable[[DeploymentSpec], Awaitable[Plain]],
+        bodies: Bodies,
+        threads: WorkThreads,
+    ) -> None:
         self._each = each
         self._bodies = bodies
-        self._lines = {
-            role: (Bodies(count_max=FILES_MAX, what="manifests"), asyncio.Lock()) for role in Role
-        }
+        self._threads = threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
@@ -146,24 +144,12 @@ class OperateAll:
                 await exchange.json(encoded({"deployments": answers}))
 
     async def _specs(self, exchange: Exchange) -> list[DeploymentSpec] | None:
-        """What waits is the body alone, in hand until it is read; `None` where its client left
-        meanwhile. A reading that has begun ends, since a thread does not stop.
-        """
-        waiting, turn = self._lines[caller().role]
+        """The body is in hand until it is read; `None` where its client left meanwhile."""
+        specs = None
         async with exchange.body() as raw:
-            with waiting.reading():
-                has_turn = False
-                with exchange.watched(lambda _: None):
-                    await turn.acquire()
-                    has_turn = True
-                if not has_turn:
-                    return None
-                try:
-                    given = read(_Manifest, raw)
-                    file = given.file[:_SHOWN_CHARS], given.manifest.encode(errors="replace")
-                    return await asyncio.to_thread(read_manifests, [file])
-                finally:
-                    turn.release()
+            with exchange.watched(lambda _: None):
+                specs = await self._threads.run(_read_file, raw)
+        return specs
 
     async def _tried(self, spec: DeploymentSpec) -> Plain:
         name = str(spec.name)
@@ -177,7 +163,13 @@ class OperateAll:
             return {"name": name, "error": {"message": "an internal error", "hint": hint}}
 
 
-def operating_together(operator: Operator, bodies: Bodies) -> list[Route]:
+def _read_file(raw: bytes) -> list[DeploymentSpec]:
+    """Raises InvalidInput."""
+    given = read(_Manifest, raw)
+    return read_manifests([(given.file[:_SHOWN_CHARS], given.manifest.encode(errors="replace"))])
+
+
+def operating_together(operator: Operator, bodies: Bodies, threads: WorkThreads) -> list[Route]:
     async def deploy(spec: DeploymentSpec) -> Plain:
         message = ""
         async with aclosing(operator.deploy(spec)) as replies:
@@ -189,6 +181,6 @@ def operating_together(operator: Operator, bodies: Bodies) -> list[Route]:
         return plain(operator.prospect(spec))
 
     return [
-        Route("/api/v1/deploy", OperateAll(deploy, bodies), methods=["POST"]),
-        Route("/api/v1/prospect", OperateAll(prospect, bodies), methods=["POST"]),
+        Route("/api/v1/deploy", OperateAll(deploy, bodies, threads), methods=["POST"]),
+        Route("/api/v1/prospect", OperateAll(prospect, bodies, threads), methods=["POST"]),
     ]

@@ -4,7 +4,6 @@ feed, and what ends a request; and `/nodes/wanted`, which whoever starts nodes r
 Before: the routes. After: the controller's `viewed`.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -13,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mesh.domain.access import Caller, Role
+from mesh.domain.access import Caller
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.usage import HOUR_S, Usage, UsageBy, usage_by
 from mesh.domain.views import ProfileView
-from mesh.http.exchange import Bodies
+from mesh.http.exchange import WorkThreads
 from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import check_origin
@@ -31,15 +30,14 @@ from mesh.wire.access import caller
 
 AFTER_MAX = 2**53
 USAGE_S_MAX = 400 * 24 * 3600.0
-REPORTS_MAX, TENANT_REPORTS_MAX = 8, 2
-"""Reports, traces and sums of usage that are made at once in threads, of operators and of all
-tenants together, of each of which one: a small machine has six threads for all that waits.
-"""
 _SHOWN_CHARS = 40
 
 
 class Reads(Protocol):
     """What the controller tells each caller."""
+
+    @property
+    def threads(self) -> WorkThreads: ...
 
     async def requests(self, asks: Caller, after: int) -> dict[str, Plain]: ...
 
@@ -64,8 +62,6 @@ class Reads(Protocol):
 
 def reading(reads: Callable[[], Reads]) -> list[Route]:
     """The routes; `reads` gives what is read now."""
-    most = dict.fromkeys(Role, TENANT_REPORTS_MAX) | {Role.ADMIN: REPORTS_MAX}
-    made = {role: Bodies(count_max=most[role], what="reports") for role in Role}
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
@@ -85,7 +81,7 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         name = request.query_params.get("name")
         specs = reads().specs(caller(), None if name is None else DeploymentName(name))
         named = {"content-disposition": 'attachment; filename="mesh-deployments.yaml"'}
-        text = await asyncio.to_thread(written, specs)
+        text = await reads().threads.run(written, specs)
         return Response(text, media_type="application/yaml", headers=named)
 
     async def profiles(request: Request) -> Response:
@@ -96,29 +92,24 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         return json_response(reads().wanted())
 
     async def trace(request: Request) -> Response:
-        with made[caller().role].reading():
-            body = await asyncio.to_thread(_trace, reads().trace(caller()))
+        body = await reads().threads.run(_trace, reads().trace(caller()))
         named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
         return Response(body, media_type="application/json", headers=named)
 
     async def usage(request: Request) -> Response:
         since_s = _number(request, "since_s", 24 * 3600.0, USAGE_S_MAX)
         by = usage_by(request.query_params.get("by", UsageBy.DEPLOYMENT.value))
-        with made[caller().role].reading():
-            found = await reads().usage(caller(), time.time() - since_s, by)
-            body = await asyncio.to_thread(_listed, map(plain, found))
+        found = await reads().usage(caller(), time.time() - since_s, by)
+        body = await reads().threads.run(_listed, map(plain, found))
         return Response(body, media_type="application/json")
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        with made[caller().role].reading():
-            found = await reads().report(caller(), since_s)
-        return json_response(plain(found))
+        return json_response(plain(await reads().report(caller(), since_s)))
 
     async def report_page(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        with made[caller().role].reading():
-            text = await asyncio.to_thread(page, await reads().report(caller(), since_s))
+        text = await reads().threads.run(page, await reads().report(caller(), since_s))
         named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
         return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
 

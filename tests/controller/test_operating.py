@@ -34,7 +34,7 @@ from mesh.domain.model import Task
 from mesh.domain.request import RequestOrder
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.views import CellSnapshot
-from mesh.http.exchange import Bodies
+from mesh.http.exchange import Bodies, WorkThreads
 from mesh.http.operating import OperateAll
 from mesh.report.calls import CallBook
 from mesh.runtime import turns
@@ -190,7 +190,7 @@ async def test_an_error_that_nobody_foresaw_is_told_by_name_and_ends_nothing() -
     async def fails(spec: DeploymentSpec) -> str:
         raise ValueError(spec.name)
 
-    told: Any = await OperateAll(fails, Bodies())._tried(SPEC)
+    told: Any = await OperateAll(fails, Bodies(), WorkThreads())._tried(SPEC)
     assert (told["name"], told["error"]["message"]) == ("chat", "an internal error")
 
 

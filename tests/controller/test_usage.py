@@ -176,16 +176,16 @@ async def test_what_the_disk_does_not_take_is_kept_and_written_once(
         metered.call(f"r{n}")
         metered.tokens(f"r{n}", 2, FinishReason.STOP)
     wanted = (used(0, CHAT, 3, 9, 6, 0),)
-    assert (await metered.meter.since(0.0), book.since(0.0)) == (wanted, ())
-    assert await metered.meter.since(0.0, UsageBy.HOUR, TenantName("a")) == ()
+    assert (metered.meter.since(0.0), book.since(0.0)) == (wanted, ())
+    assert metered.meter.since(0.0, UsageBy.HOUR, TenantName("a")) == ()
     with monkeypatch.context() as patch:
         patch.setattr(usages, "ROWS_MAX", 0)
         with pytest.raises(InvalidInput, match="more than 0 lines"):
-            await metered.meter.since(0.0)
+            metered.meter.since(0.0)
     book.full = False
     metered.unix_s += RETRY_S
     metered.meter.record(0.0, None, ())
-    assert await metered.meter.since(0.0) == book.since(0.0) == wanted
+    assert metered.meter.since(0.0) == book.since(0.0) == wanted
 
 
 def test_old_hours_go_and_a_file_that_is_none_is_an_error(tmp_path: Path, book: UsageBook) -> None:

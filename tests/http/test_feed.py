@@ -25,9 +25,10 @@ from mesh.http import feed as feeds
 from mesh.http import reading as readings
 from mesh.http import viewing
 from mesh.http.app import assembled
+from mesh.http.exchange import WORKS_MAX
 from mesh.http.feed import VIEWER_EVENTS_MAX, VIEWERS_MAX, Feed
 from mesh.http.journal import view_only
-from mesh.http.reading import REPORTS_MAX, Reads
+from mesh.http.reading import Reads
 from mesh.http.refusals import encoded
 from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
@@ -545,7 +546,7 @@ async def test_reports_that_are_made_at_once_are_bounded(
 ) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(readings, "page", lambda _: str(may_end.wait(WAIT_S_MAX)))
-    made = [raw(http, b"GET /api/v1/report.html", b"") for _ in range(REPORTS_MAX)]
+    made = [raw(http, b"GET /api/v1/report.html", b"") for _ in range(WORKS_MAX)]
     await asyncio.sleep(0.2)
     for path in ("report", "report.html", "trace", "usage"):
         client = raw(http, b"GET /api/v1/" + path.encode(), b"")

@@ -18,7 +18,7 @@ from mesh.controller.keys import FILE_NAME
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
 from mesh.http import operating
-from mesh.http.operating import FILES_MAX
+from mesh.http.exchange import WORK_THREADS
 from mesh.http.sessions import COOKIE, SESSION_S_MAX, SESSIONS_MAX, TOKEN_HEADER, Sessions
 from tests.controller.live import WAIT_S_MAX, LiveCell
 from tests.controller.test_access import SPEC, Keys, client_of, keyed
@@ -276,21 +276,22 @@ async def test_files_of_manifests_that_wait_are_bounded_and_hold_no_operator_up(
 
     monkeypatch.setattr(operating, "read_manifests", slow)
     async with asyncio.timeout(WAIT_S_MAX):
-        names = [f"slow {n}" for n in range(FILES_MAX // 4 + 1)]
-        waits = [asyncio.create_task(post(keys.a, name), name=name) for name in names]
-        (refused,), waits_on = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        waits = [asyncio.create_task(post(keys.a, "slow")) for _ in range(WORK_THREADS + 1)]
+        (refused,), reads = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         status, answer = refused.result()
-        assert (status, b"retry-after: 1" in answer) == (429, True)
+        assert (status, b"retry-after: 1" in answer) == (429, True), "one has no more than a share"
         assert (await post(keys.admin, "quick"))[0] == 200, "it waits for no tenant"
-        leaves, *stay = sorted(waits_on, key=lambda one: one.get_name() in read)
+        leaves, stays = (asyncio.create_task(post(keys.b, name)) for name in ("leaves", "stays"))
+        assert not (await asyncio.wait([leaves, stays], timeout=0.2))[0]
         leaves.cancel()
         while True:
-            comes = asyncio.create_task(post(keys.a, "quick"))
+            comes = asyncio.create_task(post(keys.b, "quick"))
             if (await asyncio.wait([comes], timeout=0.2))[1]:
                 break  # it has the place of the one that left
+        assert sorted(read) == ["quick", "slow", "slow"]
         may_end.set()
-        assert [(await one)[0] for one in (*stay, comes)] == [200] * (FILES_MAX // 4)
-        assert leaves.get_name() not in read
+        assert [(await one)[0] for one in (*reads, stays, comes)] == [200] * (len(reads) + 2)
+        assert "leaves" not in read
 
 
 def test_sessions_end_and_are_bounded() -> None:
