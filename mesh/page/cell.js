@@ -8,6 +8,7 @@ import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./w
 
 const CARDS_FIRST = 3;
 const CARDS_AT_ONCE = 12;
+const QUEUES_MAX = 6; // deployments of which it is said how many wait
 
 export function Cell({ live }) {
   const { state, samples } = live;
@@ -55,6 +56,7 @@ function Totals({ state, samples }) {
     <${Total} name="nodes ready" value="${status.nodes_ready} of ${status.nodes}" />
     <${Total} name="requests running" value=${count(status.running)} />
     <${Total} name="queued" value=${count(status.queued)} />
+    ${status.queued > 0 && html`<${Total} name="queued, by deployment" value=${queues(state.deployments)} small />`}
     <${Total} name="served" value=${count(status.served)} />
     ${status.batches.length > 0 && html`<${Total} name="lines of batches done" value="${count(sum(status.batches, "done"))} of ${count(sum(status.batches, "lines"))}" />`}
     <${Total} name="refused, by reason" value=${refusals(status.refused)} small />
@@ -64,11 +66,16 @@ function Totals({ state, samples }) {
   </dl>`;
 }
 
+function queues(deployments) {
+  const waiting = Object.entries(deployments).filter(([, { queued }]) => queued).sort(([, a], [, b]) => b.queued - a.queued);
+  const longest = waiting.slice(0, QUEUES_MAX).map(([name, { queued }], n) => html`${n > 0 && ", "}<${Text}>${name}<//>\u00a0${count(queued)}`);
+  return html`${longest}${waiting.length > QUEUES_MAX && html`, <a href=${address("deployments", "", { sort: "-queued" })}>${waiting.length - QUEUES_MAX} more</a>`}`;
+}
+
 const sum = (all, key) => all.reduce((so_far, one) => so_far + one[key], 0);
 
 function Node({ node, state }) {
-  const instances = Object.values(state.instances).filter((one) => one.node_id === node.node_id)
-    .map((one) => queuedWith(one, state.deployments[one.deployment]));
+  const instances = Object.values(state.instances).filter((one) => one.node_id === node.node_id);
   return html`<article class="card" id="node-${node.node_id}">
     <h2><${Text}>${node.node_id}<//> <${Badge} state=${node.state} /></h2>
     <p class="dim">${node.device}, ${node.cores} cores, ${node.engine}, <${Text}>${node.hardware}<//>;
@@ -98,21 +105,11 @@ function Memory({ node }) {
 const sized = (part) => `${part.name} ${mib(part.size_bytes)}`;
 const classOf = (part) => part.name.replace(" ", "-");
 
-// The same object while nothing of it has changed, so that its row is not drawn again.
-const shown = new WeakMap();
-
-function queuedWith(instance, deployment) {
-  const queued = deployment?.queued ?? 0;
-  if (shown.get(instance)?.queued !== queued) shown.set(instance, { ...instance, queued });
-  return shown.get(instance);
-}
-
 const INSTANCES = [
   { title: "instance", cell: (i) => html`<a href=${address("deployments", i.deployment)}><${Text}>${i.instance_id}<//></a>` },
   { title: "state", cell: (i) => html`<${Badge} state=${i.state} />${i.state === "loading" && html` <${Loading} instance=${i} />`}` },
   { title: "from", cell: (i) => i.tier ?? "–" },
   { title: "batch", number: true, cell: (i) => `${i.batch} of ${i.batch_max}` },
-  { title: "queued", number: true, cell: (i) => i.queued },
   { title: "KV used / held / required, MiB", number: true, cell: (i) => `${mib(i.kv_used_bytes)} / ${mib(i.kv_bytes)} / ${mib(i.kv_required_bytes)}` },
   { title: "headroom least / p50", number: true, cell: (i) => `${seconds(i.headroom_least_s)} / ${seconds(i.headroom_p50_s)}` },
   { title: "iteration", number: true, cell: (i) => millis(i.iteration_s || null) },

@@ -212,6 +212,7 @@ def test_a_whole_picture_fits_into_100_columns() -> None:
     assert "\n".join(lines) == (
         "mesh 1.2.3 at 127.0.0.1:7070: 1 of 2 nodes ready, 3 running, 3 queued, "
         "1234 served, 5 refused\n"
+        "queued by deployment: chat-small 1, x 2\n"
         "\n"
         "cpu0  ready  cpu, 2 cores, openvino, silent 0.4 s\n"
         f"  {'B' * 2}{'W' * 5}K{'k' * 6}>{'.' * 57}\n"
@@ -219,19 +220,17 @@ def test_a_whole_picture_fits_into_100_columns() -> None:
         "  . free 3231 MiB\n"
         "  limit 4096, promised 713, tracked 522, to promise 3231 MiB; RSS 858 MiB, "
         "unaccounted -1.9 MiB\n"
-        "  INSTANCE      STATE    BATCH  QUEUED  HEADROOM_S  ITER_MS  CORRECTION  KV_USED_MIB"
+        "  INSTANCE      STATE    BATCH  HEADROOM_S  ITER_MS  CORRECTION  KV_USED_MIB"
         "  KV_HELD_MIB\n"
-        "  chat-small-1  ready        3       1       -0.12    34.56        1.08         12.0"
+        "  chat-small-1  ready        3       -0.12    34.56        1.08         12.0"
         "        360.0\n"
-        "  chat-small-2  loading      0       1           -    20.00        1.00          0.0"
+        "  chat-small-2  loading      0           -    20.00        1.00          0.0"
         "          0.0\n"
-        "  code-1        parked       0       0           -    34.56        1.08          0.0"
+        "  code-1        parked       0           -    34.56        1.08          0.0"
         "          0.7\n"
         "  OPERATION  INSTANCE      SIZE_MIB  STATE    NEEDED_IN_S\n"
         "  resize     chat-small-1     522.1  running        -0.50\n"
-        "  load       chat-small-2     190.7  waiting            -\n"
-        "\n"
-        "queued without an instance: x 2"
+        "  load       chat-small-2     190.7  waiting            -"
     )
     assert max(map(len, lines)) <= 100
 
@@ -239,7 +238,7 @@ def test_a_whole_picture_fits_into_100_columns() -> None:
 def test_what_is_not_known_yet_and_what_is_not_there_is_left_out() -> None:
     lines = shown(replace(NODE, instances=(), operations=(), rss_bytes=0), trouble="lost")
     assert lines[0] == "lost"
-    assert lines[-3].endswith("; RSS not told yet")
+    assert lines[-1].endswith("; RSS not told yet")
     assert not [line for line in lines if "INSTANCE" in line]
 
 
@@ -248,7 +247,7 @@ def test_what_a_node_calls_itself_cannot_steer_the_terminal() -> None:
     assert not [line for line in shown(replace(NODE, engine="\x1b[2J")) if "\x1b" in line]
 
 
-@pytest.mark.parametrize(("height", "last"), [(3, "… 2 more lines; `mesh top --once` shows all")])
+@pytest.mark.parametrize(("height", "last"), [(2, "… 2 more lines; `mesh top --once` shows all")])
 def test_a_low_screen_says_what_it_leaves_out(height: int, last: str) -> None:
     picture = Picture(status=STATUS, nodes=(), deployments=(replace(FRESH, queued=1),))
     lines = frame(picture, "h:1", "lost")

@@ -17,7 +17,6 @@ from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Column, Format, harmless, number, table_lines, word
 from mesh.cli.tables import OPERATIONS, hundredths, mebibytes, milliseconds, wanted_words
 from mesh.domain.errors import Unavailable
-from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.values import dataclass
 from mesh.domain.views import CellStatus, DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
@@ -26,6 +25,16 @@ from mesh.wire.client import MeshClient
 
 BAR_CELLS = 72
 INDENT = "  "
+INSTANCES: tuple[Column[InstanceSnapshot], ...] = (
+    word("INSTANCE", lambda i: i.instance_id),
+    word("STATE", lambda i: i.state),
+    number("BATCH", lambda i: i.batch),
+    number("HEADROOM_S", lambda i: hundredths(i.headroom_least_s)),
+    number("ITER_MS", lambda i: milliseconds(i.iteration_s) if i.iteration_s else None),
+    number("CORRECTION", lambda i: f"{i.correction:.2f}"),
+    number("KV_USED_MIB", lambda i: mebibytes(i.kv_used_bytes)),
+    number("KV_HELD_MIB", lambda i: mebibytes(i.kv_bytes)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +68,11 @@ def frame(picture: Picture, address: str, trouble: str = "") -> list[Text]:
     lines.append(_text(_headline(picture.status, address), "bold"))
     if picture.status.wanted:
         lines.append(_text(f"nodes wanted: {wanted_words(picture.status.wanted)}"))
-    queued = {found.spec.name: found.queued for found in picture.deployments}
+    queues = [f"{d.spec.name} {d.queued}" for d in picture.deployments if d.queued]
+    if queues:
+        lines.append(_text(f"queued by deployment: {', '.join(queues)}", "yellow"))
     for node in picture.nodes:
-        lines += [_text(""), *_node(node, queued)]
-    lines += _without_instance(picture.deployments)
+        lines += [_text(""), *_node(node)]
     return lines
 
 
@@ -84,7 +94,7 @@ def _headline(status: CellStatus, address: str) -> str:
     )
 
 
-def _node(node: NodeSnapshot, queued: dict[DeploymentName, int]) -> list[Text]:
+def _node(node: NodeSnapshot) -> list[Text]:
     found = parts(node)
     title = (
         f"{node.node_id}  {node.state}  {node.device}, {node.cores} cores, {node.engine}, "
@@ -94,7 +104,7 @@ def _node(node: NodeSnapshot, queued: dict[DeploymentName, int]) -> list[Text]:
     lines = [_text(title, "bold"), _indented(bar(found)), _indented(_text(f"{legend} MiB"))]
     lines.append(_indented(_text(_account(node))))
     if node.instances:
-        lines += map(_indented, table_lines(_instances(queued), node.instances))
+        lines += map(_indented, table_lines(INSTANCES, node.instances))
     if node.operations:
         lines += map(_indented, table_lines(OPERATIONS, node.operations))
     return lines
@@ -117,30 +127,6 @@ def _mib(size_bytes: int) -> str:
     """A tenth of a MiB says nothing beside a hundred."""
     size_mib = size_bytes / 2**20
     return f"{size_mib:.1f}" if abs(size_mib) < 100 else f"{size_mib:.0f}"
-
-
-def _instances(queued: dict[DeploymentName, int]) -> tuple[Column[InstanceSnapshot], ...]:
-    """`queued`: requests, by deployment."""
-    return (
-        word("INSTANCE", lambda i: i.instance_id),
-        word("STATE", lambda i: i.state),
-        number("BATCH", lambda i: i.batch),
-        number("QUEUED", lambda i: queued.get(i.deployment, 0)),
-        number("HEADROOM_S", lambda i: hundredths(i.headroom_least_s)),
-        number("ITER_MS", lambda i: milliseconds(i.iteration_s) if i.iteration_s else None),
-        number("CORRECTION", lambda i: f"{i.correction:.2f}"),
-        number("KV_USED_MIB", lambda i: mebibytes(i.kv_used_bytes)),
-        number("KV_HELD_MIB", lambda i: mebibytes(i.kv_bytes)),
-    )
-
-
-def _without_instance(deployments: Sequence[DeploymentSnapshot]) -> list[Text]:
-    """Queues that no instance shows."""
-    waiting = [d for d in deployments if d.queued and not d.instances]
-    if not waiting:
-        return []
-    names = ", ".join(f"{d.spec.name} {d.queued}" for d in waiting)
-    return [_text(""), _text(f"queued without an instance: {names}", "yellow")]
 
 
 def _text(words: str, style: str = "") -> Text:
