@@ -9,6 +9,11 @@ const SAMPLES_MAX = 900; // as many as the controller keeps
 const PLACES_MAX = 4000;
 const RETRY_MS = 2000;
 const SAME_S = 0.5; // the time of a line is reckoned anew when it is told again
+// Browsers open six connections to a host, all windows together. Those that began to follow last keep
+// one; another looks every few seconds at what it has missed, until it is used again.
+export const STREAMS_MAX = 4;
+export const LOOK_S = 5;
+const STAY_MS = 500;
 
 export const live = {
   state: null, // as of /api/v1/cell; null before the first answer
@@ -25,16 +30,29 @@ let drawing = false;
 let lines = 0; // how many were told
 let toldBefore = []; // the lines that may be told again, the oldest first
 let lastId = ""; // of the last event that was taken
-let hidden = false; // whether the events ended because the tab was hidden
+let left = false; // whether the events ended because this window was hidden, or had to make room
+const me = Math.random();
+const newer = new Set(); // the windows that began to follow after this one
+const windows = new BroadcastChannel("mesh");
+const tell = (follows) => windows.postMessage({ of: me, follows });
 
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
+export const isCrowded = () => newer.size >= STREAMS_MAX;
+
+windows.onmessage = ({ data: { of, follows } }) => {
+  if (follows) newer.add(of); else newer.delete(of);
+  if (isCrowded()) dispatchEvent(new Event("crowded"));
+};
+addEventListener("focus", () => newer.clear());
+addEventListener("pagehide", () => tell(false));
+
 // A hidden tab follows nothing, so no silence is counted; shown again it counts from then on.
 export function silentS() {
-  return document.hidden ? 0 : (performance.now() - live.heardMs) / 1000;
+  return document.hidden ? 0 : (performance.now() - live.heardMs) / 1000 - (isCrowded() ? LOOK_S : 0);
 }
 
 addEventListener("visibilitychange", () => {
@@ -55,8 +73,8 @@ export function merged(target, patch) {
 const TAKES = {
   cell: ({ why, samples, ...state }) => {
     placed(state.instances);
-    toldBefore = why && hidden && !session.journal ? live.lines : []; // over a journal one may have gone back
-    Object.assign(live, { state, samples, lines: toldBefore, note: why && !hidden && `Shown anew: ${why}` });
+    toldBefore = why && left && !session.journal ? live.lines : []; // over a journal one may have gone back
+    Object.assign(live, { state, samples, lines: toldBefore, note: why && !left && `Shown anew: ${why}` });
   },
   change: ({ patch, samples }) => {
     placed(patch.instances);
@@ -71,17 +89,27 @@ const TAKES = {
   end: () => {},
 };
 
-// Follows the cell's events until a key is wanted. A hidden tab follows none: browsers open six
-// connections to a host, all tabs together. Shown again it goes on after the last event; where that is
-// not kept any more it is told the whole, and keeps the lines that it has.
+const happens = (name, withinMs = 60_000) => new Promise((resolve) => {
+  const signal = AbortSignal.timeout(withinMs);
+  signal.onabort = resolve;
+  addEventListener(name, resolve, { once: true, signal });
+});
+
+// Follows the cell's events until a key is wanted. A hidden tab follows none. Shown again it goes on
+// after the last event; where that is not kept any more it is told the whole, and keeps the lines that
+// it has.
 export async function follow() {
   for (;;) {
-    while (document.hidden) {
-      await new Promise((resolve) => addEventListener("visibilitychange", resolve, { once: true }));
+    if (isCrowded()) await happens("focus", (500 + 500 * me) * LOOK_S); // windows do not look in step
+    while (document.hidden) await happens("visibilitychange");
+    if (!isCrowded()) {
+      newer.clear();
+      tell(true);
     }
     const leaving = new AbortController();
     const { signal } = leaving;
-    addEventListener("visibilitychange", () => leaving.abort(), { signal });
+    for (const name of ["visibilitychange", "crowded"]) addEventListener(name, () => leaving.abort(), { signal });
+    let stays;
     try {
       const answer = await ask(signal);
       live.error = null;
@@ -90,6 +118,7 @@ export async function follow() {
         lastId = ""; // after an event that cannot be taken, the whole is wanted
         take(name, JSON.parse(data));
         lastId = last;
+        if (isCrowded()) stays ??= setTimeout(() => leaving.abort(), STAY_MS);
       }
     } catch (error) {
       live.error = error.status ? error : null; // where nobody answers, the silence says so
@@ -100,10 +129,11 @@ export async function follow() {
         return;
       }
     } finally {
-      hidden = signal.aborted;
+      left = signal.aborted;
+      if (left) tell(false);
       leaving.abort();
     }
-    if (!hidden) await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    if (!left) await happens("visibilitychange", RETRY_MS);
   }
 }
 

@@ -3,7 +3,7 @@
 import { html, render, Component } from "./vendor/preact-htm.js";
 import { Cell } from "./cell.js";
 import { uPlotCame } from "./chart.js";
-import { follow, live, onChange, silentS } from "./live.js";
+import { follow, isCrowded, live, LOOK_S, onChange, silentS, STREAMS_MAX } from "./live.js";
 import { Fault, Notice, Text } from "./parts.js";
 import { address, route } from "./route.js";
 import { session, SignIn, signOut, whose } from "./session.js";
@@ -88,6 +88,7 @@ class Later extends Component {
 
 function Connection({ silent }) {
   if (silent) return html`<${Notice} bad>controller silent for ${silentS().toFixed(0)} s, trying<//>`;
+  if (isCrowded()) return html`<${Notice}>More than ${STREAMS_MAX} windows of this page are open in this browser, and it opens six connections to a host: until it is used this one is told every ${LOOK_S} s.<//>`;
   if (live.ended) return html`<${Notice}>${live.ended}.<//>`;
   return live.note ? html`<p class="notice" role="status">${live.note}. <button onClick=${() => { live.note = ""; dispatchEvent(new HashChangeEvent("hashchange")); }}>ok</button></p>` : null;
 }

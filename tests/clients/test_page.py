@@ -944,6 +944,31 @@ def test_hidden_tabs_leave_room_for_others_and_go_on_where_they_were(page: Any, 
     assert [one.headers.get("last-event-id") for one in asked if "/events" in one.url][-1]
 
 
+def test_more_windows_than_a_browser_opens_connections_are_all_told(page: Any, cell: Cell) -> None:
+    others = [page.context.new_page() for _ in range(8)]
+    for other in others:
+        other.goto(cell.url)
+        other.locator(".card .is-ready").first.wait_for()
+    said = "windows of this page are open in this browser"
+    page.get_by_text(said).wait_for()
+    with MeshClient(cell.address) as client:
+        (node,) = client.nodes()
+        for undo in (False, True):
+            client.drain(node.node_id, undo=undo)
+            for window in (page, *others):
+                shown = window.locator(".card").get_by_text("draining", exact=True)
+                shown.wait_for(state="detached" if undo else "visible")
+                assert window.get_by_role("alert").count() == 0, "nobody is silent"
+    assert others[-1].get_by_text(said).count() == 0
+    page.evaluate("dispatchEvent(new Event('focus'))")
+    page.get_by_text(said).wait_for(state="detached")
+    others[-5].get_by_text(said).wait_for()
+    for other in others[-4:]:
+        other.close()
+    others[0].get_by_text(said).wait_for(state="detached")
+    assert page.get_by_text("Shown anew").count() == 0
+
+
 def test_the_only_viewer_keeps_its_lines_while_it_is_hidden(page: Any, cell: Cell) -> None:
     """Nothing is kept for it meanwhile: it is told the whole, with lines that it has."""
     show(page, "#/logs")
