@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import field, fields
 from itertools import count, takewhile
@@ -22,7 +22,7 @@ from mesh.domain.recent import CellSample
 from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
 from mesh.report.cell_state import CellPicture, State, cell_state, change
-from mesh.report.plain import members, plain_json
+from mesh.report.plain import json_pieces, members, plain_json
 from mesh.runtime.turns import Steps, in_turns, others_first
 from mesh.wire.mailbox import Mailbox
 
@@ -42,8 +42,6 @@ LINES_MAX = 200
 """So many of the last lines come with the whole state."""
 STATE_DEPTH = 2
 """Members of a state within so many levels are encoded each by itself; smaller ones cost more."""
-PIECE_ENTRIES = 128
-"""So many names and values are a piece: 60 kB of a large cell, written in a fraction of 1 ms."""
 LOST = "what happened since then is not kept any more"
 DROPPED = f"this viewer reads too slowly: {VIEWER_EVENTS_MAX} events waited for it"
 ENDED = "the controller is stopping"
@@ -314,7 +312,7 @@ def _next(audience: _Audience, picture: CellPicture) -> Steps[tuple[State, bytes
     last = audience.samples[-1:]
     untold = list(takewhile(lambda one: one not in last, reversed(picture.samples)))[::-1]
     patch = yield from change(audience.state, after)
-    body = yield from _encoded({"patch": patch, "samples": untold}, STATE_DEPTH + 1)
+    body = yield from json_pieces({"patch": patch, "samples": untold}, STATE_DEPTH + 1)
     return after, b"".join([b"event: change\ndata: ", *body, b"\n\n"])
 
 
@@ -324,28 +322,4 @@ def _whole(state: State, samples: Sequence[CellSample], why: str) -> Steps[list[
         columns[one.name] = [getattr(sample, one.name) for sample in samples]
         yield
     data = {"why": why, **state, "samples": columns}
-    return (yield from _encoded(data, STATE_DEPTH))
-
-
-def _encoded(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
-    """As `plain_json`, a deployment, a node or an instance at a time; many of these are a piece."""
-    pieces, entries = [], []
-    for entry in _entries(data, depth):
-        entries.append(entry)
-        if len(entries) == PIECE_ENTRIES:
-            pieces.append(b"".join(entries))
-            entries.clear()
-        yield
-    return [*pieces, b"".join(entries)]
-
-
-def _entries(value: object, depth: int) -> Iterator[bytes]:
-    if not isinstance(value, Mapping) or not value or not depth:
-        yield plain_json(value)
-        return
-    mark = b"{"
-    for name, inner in value.items():
-        yield mark + plain_json(name) + b":"
-        yield from _entries(inner, depth - 1)
-        mark = b","
-    yield b"}"
+    return (yield from json_pieces(data, STATE_DEPTH))

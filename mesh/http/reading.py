@@ -25,7 +25,8 @@ from mesh.http.sessions import check_origin
 from mesh.manifest.specs import written
 from mesh.report.cell_page import page
 from mesh.report.cell_report import CellReport
-from mesh.report.plain import Plain, plain, plain_json
+from mesh.report.plain import Plain, json_pieces, plain
+from mesh.runtime.turns import in_turns
 from mesh.wire.access import caller
 
 AFTER_MAX = 2**53
@@ -65,8 +66,9 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
-        body = plain_json(await reads().requests(caller(), int(after)))
-        return Response(body, media_type="application/json")
+        told = await reads().requests(caller(), int(after))
+        pieces = await in_turns(json_pieces(told, depth=2))
+        return Response(b"".join(pieces), media_type="application/json")
 
     async def one(request: Request) -> Response:
         return json_response(reads().request(caller(), request.path_params["request_id"]))

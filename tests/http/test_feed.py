@@ -32,8 +32,9 @@ from mesh.http.reading import Reads
 from mesh.http.refusals import encoded
 from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
+from mesh.report import plain
 from mesh.report.cell_state import CellPicture, cell_state, change
-from mesh.report.plain import plain_fields, plain_json
+from mesh.report.plain import json_pieces, plain_fields, plain_json
 from mesh.runtime import turns
 from mesh.runtime.turns import Steps, in_turns
 from mesh.wire.access import Gate
@@ -329,19 +330,19 @@ async def test_lines_that_come_one_after_the_other_are_told_together(
 async def test_viewers_that_come_together_share_a_snapshot_and_are_encoded_for_in_turn(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoded, open_now, most = feeds._encoded, 0, 0
+    pieces, open_now, most = feeds.json_pieces, 0, 0
 
     def counted(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
         nonlocal open_now, most
         open_now += 1
         most = max(most, open_now)
-        pieces = yield from encoded(data, depth)
+        found = yield from pieces(data, depth)
         open_now -= 1
-        return pieces
+        return found
 
     monkeypatch.setattr(feeds, "TICK_S", 60.0)
     monkeypatch.setattr(turns, "TURN_S", 0.0)  # others go on after each entry
-    monkeypatch.setattr(feeds, "_encoded", counted)
+    monkeypatch.setattr(feeds, "json_pieces", counted)
     feed = feed_of(watched)
     viewers = [feed.events(ADMIN, "") for _ in range(8)]
     await asyncio.gather(*(anext(viewer) for viewer in viewers))
@@ -458,7 +459,7 @@ LATER = replace(
 async def test_the_state_is_encoded_as_the_command_line_prints_it() -> None:
     for picture in (PICTURE, LATER):
         state = await in_turns(cell_state(picture))
-        pieces = await in_turns(feeds._encoded(state, feeds.STATE_DEPTH))
+        pieces = await in_turns(json_pieces(state, feeds.STATE_DEPTH))
         told = json.loads(b"".join(pieces))
         entries: list[tuple[Any, object]] = [(told["recent"], picture.recent)]
         entries += [(told["nodes"][node.node_id], node) for node in picture.nodes]
@@ -496,10 +497,10 @@ async def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:
     state = {"deployments": {str(n): one for n in range(500)}, "nodes": {}, "why": ""}
     for told, encloses in ((state, 0), ({"patch": state, "samples": []}, 1)):
         depth = feeds.STATE_DEPTH + encloses
-        entries = list(feeds._entries(told, depth))
+        entries = list(plain._entries(told, depth))
         assert b"".join(entries) == encoded(told)
         assert max(map(len, entries)) < 2_000
-        pieces = await in_turns(feeds._encoded(told, depth))
+        pieces = await in_turns(json_pieces(told, depth))
         assert b"".join(pieces) == encoded(told)
         assert max(map(len, pieces)) < 100_000
 
