@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from starlette.applications import Starlette
@@ -14,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh import __version__
+from mesh.domain.access import ANYONE, Caller
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import NodeState
@@ -97,7 +99,6 @@ def application(
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
-    pages = Page(encoded(ABOUT), shown=page)
 
     async def what(request: Request) -> Response:
         return json_response(ABOUT)
@@ -134,8 +135,14 @@ def application(
     counted = CountInput(gateway, responses, bodies)
     ranks = Rerank(gateway, bodies)
 
-    def check_viewer(request: Request) -> None:
-        gate.check(sessions.authorization(request), ROUTES[EVENTS] or ())
+    def check_viewer(request: Request) -> Caller:
+        return gate.check(sessions.authorization(request), ROUTES[EVENTS] or ()) or ANYONE
+
+    def opened(request: Request) -> None:
+        with suppress(MeshError):  # who may not view is told so later
+            feed.expect(check_viewer(request))
+
+    pages = Page(encoded(ABOUT), shown=page, opened=opened)
 
     calls: dict[str, ASGIApp] = {"/v1/embeddings": Embeddings(gateway, bodies)}
 

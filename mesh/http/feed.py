@@ -33,6 +33,8 @@ tokens do not wait for as many writes as there are viewers.
 """
 VIEWERS_MAX = 64
 VIEWERS_BY_TENANT_MAX = 16
+EXPECTED_S = 5.0
+"""So long after a browser was given the page its viewer is expected."""
 VIEWER_EVENTS_MAX = 120
 """At most so many events wait for one viewer: about two minutes of an idle cell's."""
 KEPT_EVENTS_MAX = 600
@@ -79,6 +81,8 @@ class _Audience:
     kept: deque[bytes] = field(default_factory=deque)
     """The last events, without a gap."""
     kept_bytes: int = 0
+    looking: asyncio.Task[None] | None = None
+    """The first look, where it began before there was a viewer."""
 
     @property
     def last_id(self) -> str:
@@ -131,10 +135,19 @@ class Feed:
     async def cell(self, asks: Caller) -> list[bytes]:
         """The whole state as JSON, in pieces: what viewers were told last, where there are any."""
         audience = self._audiences.get(_audience_of(asks))
-        if audience is not None and audience.state:
+        if audience is not None and audience.viewers and audience.state:
             return await self._whole(audience.state, audience.samples, "")
         (picture,) = await self._watched.pictures([asks])
         return await self._whole(await in_turns(cell_state(picture)), picture.samples, "")
+
+    def expect(self, asks: Caller) -> None:
+        """Look at the cell while the browser of a viewer, who comes soon, gets ready."""
+        key = _audience_of(asks)
+        if key in self._audiences or len(self._audiences) >= VIEWERS_MAX or self._closed:
+            return
+        audience = self._audience(key)
+        audience.looking = asyncio.create_task(self._look_first(key, audience))
+        asyncio.get_running_loop().call_later(EXPECTED_S, self._drop, key, audience)
 
     async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[list[bytes], None]:
         """The events after the one of `last_id`; where that is not possible, the whole state, which
@@ -144,13 +157,11 @@ class Feed:
         audience = self._audiences.get(key)
         self._check_room(key, audience)
         if audience is None:
-            audience = self._audiences[key] = _Audience(f"{self._run}-{next(self._made)}")
+            audience = self._audience(key)
         audience.viewers.append(viewer)
         try:
             if not audience.state:
-                async with self._refreshing:
-                    if not audience.state:  # viewers that came together share one snapshot
-                        await self._look({key: audience})
+                await self._look_first(key, audience)
             self._begin()
             blocks = audience.since(last_id)
             if blocks is None:
@@ -168,10 +179,7 @@ class Feed:
             yield [b"event: end\ndata: %b\n\n" % why]
         finally:
             audience.viewers.remove(viewer)
-            if not audience.viewers:
-                self._audiences.pop(key, None)
-            if not self._audiences:
-                self._rest()
+            self._drop(key, audience)
 
     async def again(self) -> None:
         """Tell everybody the whole anew: what is watched has moved, and no change leads there."""
@@ -198,6 +206,23 @@ class Feed:
         for audience in self._audiences.values():
             for viewer in audience.viewers:
                 viewer.blocks.close()
+
+    def _audience(self, key: Caller) -> _Audience:
+        """A new one."""
+        self._audiences[key] = _Audience(f"{self._run}-{next(self._made)}")
+        return self._audiences[key]
+
+    def _drop(self, key: Caller, audience: _Audience) -> None:
+        """Where it has no viewers."""
+        if not audience.viewers and self._audiences.get(key) is audience:
+            del self._audiences[key]
+        if not self._audiences:
+            self._rest()
+
+    async def _look_first(self, key: Caller, audience: _Audience) -> None:
+        async with self._refreshing:
+            if not audience.state:  # viewers that come together share one snapshot
+                await self._look({key: audience})
 
     def _check_room(self, asks: Caller, audience: _Audience | None) -> None:
         if self._closed:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from mesh.domain.access import ANYONE
 from mesh.domain.errors import InvalidInput
 from mesh.http.app import ABOUT, assembled
 from mesh.http.bodies import read
@@ -119,7 +120,7 @@ def view_only(feed: Feed, reads: Callable[[], Reads], *, journal: bool) -> list[
     """The page, and what it reads of a cell in which nothing can be done. With `journal` the page
     shows what moves through a journal.
     """
-    bodies, pages = Bodies(), Page(encoded(ABOUT), shown=True)
+    bodies, pages = Bodies(), Page(encoded(ABOUT), shown=True, opened=lambda _: feed.expect(ANYONE))
     whose = {"wants_keys": False, "role": "admin", "tenant": "", "csrf": "", "journal": journal}
 
     async def session(request: Request) -> Response:

@@ -6,7 +6,7 @@ time, and its ETag spares sending it. Before: the routes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -55,17 +55,21 @@ class _File:
 
 class Page:
     """`about` is what `/` says to clients that ask for no page, as JSON; `shown` is whether there
-    is a page at all.
+    is a page at all; `opened` is told of browsers that get it.
     """
 
-    def __init__(self, about: bytes, *, shown: bool) -> None:
+    def __init__(
+        self, about: bytes, *, shown: bool, opened: Callable[[Request], None] = lambda _: None
+    ) -> None:
         self._about = about
+        self._opened = opened
         self._files: Mapping[str, _File] = _read(files("mesh") / "page") if shown else {}
         modules = (f"<page/{name}>; rel=modulepreload" for name in _first(self._files))
         self._links = ", ".join((*SOON, *(f"{one}; fetchpriority=low" for one in modules)))
 
     async def root(self, request: Request) -> Response:
         if INDEX in self._files and "text/html" in request.headers.get("accept", ""):
+            self._opened(request)
             response = self._answer(request, self._files[INDEX])
             response.headers["link"] = self._links
         else:

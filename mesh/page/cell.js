@@ -6,7 +6,7 @@ import { Badge, Loading, Notice, NothingDeployed, Saved, Share, Table, Text, Tot
 import { address } from "./route.js";
 import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
 
-const CARDS_FIRST = 3;
+const CARDS_FIRST = 1;
 const CARDS_AT_ONCE = 12;
 const QUEUES_MAX = 6; // deployments of which it is said how many wait
 

@@ -145,6 +145,27 @@ async def test_a_snapshot_is_taken_for_all_viewers_not_for_nobody(watched: Watch
     assert (feed.viewers, watched.taken) == (0, before)
 
 
+async def test_a_viewer_that_is_expected_finds_the_cell_looked_at_and_none_keeps_it(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "EXPECTED_S", 0.2)
+    monkeypatch.setattr(feeds, "TICK_S", 60.0)
+    feed = feed_of(watched)
+    for _ in range(3):
+        feed.expect(ADMIN)
+    await asyncio.sleep(0.1)
+    async with aclosing(feed.events(ADMIN, "")) as blocks:
+        assert (await anext(told(blocks)))[2]["status"]["uptime_s"] == watched.taken == 1
+        await asyncio.sleep(0.2)
+        assert feed.viewers == 1, "it came, so it stays"
+    feed.expect(ADMIN)
+    await asyncio.sleep(0.1)
+    assert json.loads(b"".join(await feed.cell(ADMIN)))["status"]["uptime_s"] == 3.0
+    await asyncio.sleep(0.2)
+    async with aclosing(feed.events(ADMIN, "")) as blocks:
+        assert (await anext(told(blocks)))[2]["status"]["uptime_s"] == watched.taken == 4
+
+
 async def test_the_state_is_whole_while_the_first_viewer_waits_for_it(watched: Watched) -> None:
     feed, may_look = feed_of(watched), asyncio.Event()
     pictures = watched.pictures
@@ -330,7 +351,7 @@ async def test_lines_that_come_one_after_the_other_are_told_together(
 async def test_viewers_that_come_together_share_a_snapshot_and_are_encoded_for_in_turn(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces, open_now, most = feeds.json_pieces, 0, 0
+    pieces, open_now, most = json_pieces, 0, 0
 
     def counted(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
         nonlocal open_now, most
