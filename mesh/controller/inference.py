@@ -22,7 +22,9 @@ from mesh.wire.serving import admitted, answered
 from mesh.wire.unread import bounded
 
 CALLS_MAX = 4 * STREAMS_MAX
-"""Calls of one stream that have not ended, and messages that its caller has yet to read."""
+"""Calls of one stream that have not ended, and messages that its caller has yet to read; a front
+gives up a stream on which so many calls and cancellations wait to be sent.
+"""
 WRITE_BYTES_MAX = 1 << 20
 """The size of a message that tells several calls; what one call is told may be larger."""
 _INVOKE = "/mesh.v1.Inference/Invoke"

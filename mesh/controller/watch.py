@@ -13,12 +13,11 @@ from mesh.domain.access import ANYONE, Caller, Role
 from mesh.domain.errors import Unavailable
 from mesh.domain.values import dataclass, replace
 from mesh.domain.views import CellEvent, CellLine
+from mesh.report.calls import TEXT_CHARS_MAX
 from mesh.wire.mailbox import Mailbox
 
 LINES_MAX = 10_000
 """At most so many lines are kept for those who ask later."""
-TEXT_CHARS_MAX = 2_000
-"""A longer text is cut: nodes send them, and LINES_MAX of them are kept."""
 WATCHERS_MAX = 64
 WATCHERS_BY_TENANT_MAX = 8
 TENANTS_WATCHERS_MAX = 32

@@ -14,6 +14,7 @@ from typing import Any, cast
 import grpc
 
 from mesh.controller.gateway import Gateway
+from mesh.controller.inference import CALLS_MAX
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.front import AskCell, CellEnded, CellTold, DropCall
 from mesh.domain.ids import CellName, RequestId
@@ -24,7 +25,6 @@ from mesh.front.cells import CellLink, explained
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.access import said_for
-from mesh.wire.channel import STREAMS_MAX
 from mesh.wire.codec import UNSENDABLE, event_from_wire, invocation_to_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, is_told
@@ -32,8 +32,6 @@ from mesh.wire.leader import UNCONNECTED
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.unread import bounded
 
-ORDERS_MAX = 4 * STREAMS_MAX
-"""Calls and cancellations that wait to be sent to a controller; then its stream is given up."""
 logger = logging.getLogger(__name__)
 
 _BROKEN = (
@@ -77,7 +75,7 @@ class _Stream:
     ) -> None:
         invoke_many: Any = InferenceStub(channel).InvokeMany  # the stubs ask for an iterator
         self._call = invoke_many(metadata=credentials().metadata)
-        self.orders: Mailbox[pb.CallOrder] = Mailbox(ORDERS_MAX)
+        self.orders: Mailbox[pb.CallOrder] = Mailbox(CALLS_MAX)
         self._tasks = [
             asyncio.create_task(self._write()),
             asyncio.create_task(self._read(told, ended)),
@@ -186,7 +184,7 @@ class FrontCalls:
 
     def _send(self, stream: _Stream, order: pb.CallOrder) -> None:
         if not stream.orders.put(order):
-            self._broke(stream, Unavailable(f"{ORDERS_MAX} calls wait to be sent, which is most"))
+            self._broke(stream, Unavailable(f"{CALLS_MAX} calls wait to be sent, which is most"))
 
     def _told(self, told: pb.CallTold) -> None:
         ask, stream = self._open.get(told.call, (None, None))

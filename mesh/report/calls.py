@@ -42,7 +42,7 @@ STORIES_MAX = 2_000
 STEPS_MAX, SPANS_MAX, TOKENS_MAX, LATE_MAX = 60, 40, 1_024, 40
 """At most so many of one request are kept; of what comes then only the number is."""
 TEXT_CHARS_MAX = 2_000
-"""A longer text of a step or a failed load is cut: nodes send them."""
+"""A longer text of a step, a failed load or a line of the log is cut: nodes send them."""
 LOADS_MAX = 2_000
 ENDS_MAX = 50_000
 Look = Callable[[DeploymentName], DeploymentSpec | None]

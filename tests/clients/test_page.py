@@ -33,7 +33,6 @@ from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.stopping import Stopping
 from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook
-from mesh.controller.watch import TEXT_CHARS_MAX
 from mesh.domain.access import NOBODY, Role, TenantLimits, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import Cancelled, MeshError, Refused, Unauthenticated
@@ -46,7 +45,7 @@ from mesh.domain.recent import CellGauges
 from mesh.domain.slo import Slo
 from mesh.domain.views import CellLine
 from mesh.http.feed import VIEWERS_MAX
-from mesh.report.calls import CallEnd
+from mesh.report.calls import TEXT_CHARS_MAX, CallEnd
 from mesh.report.cell_page import page as page_of
 from mesh.report.cell_report import cell_report
 from mesh.runtime.journal import open_journal

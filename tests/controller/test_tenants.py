@@ -13,7 +13,6 @@ from mesh.controller.tenants import TenantMeter
 from mesh.controller.watch import (
     LINES_MAX,
     TENANTS_WATCHERS_MAX,
-    TEXT_CHARS_MAX,
     WATCHER_LINES_MAX,
     WATCHERS_BY_TENANT_MAX,
     WATCHERS_MAX,
@@ -23,6 +22,7 @@ from mesh.domain.access import NOBODY, Caller, Role, TenantLimits, TenantName
 from mesh.domain.errors import Refused, Unavailable
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.views import CellEvent, CellLine
+from mesh.report.calls import TEXT_CHARS_MAX
 from mesh.sim.clock import HeapClock
 
 A, B = TenantName("a"), TenantName("b")

@@ -186,7 +186,7 @@ async def test_a_call_that_nobody_took_is_not_lost_as_one_that_somebody_has() ->
 
 
 async def test_calls_that_wait_to_be_sent_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.front.calls.ORDERS_MAX", 2)
+    monkeypatch.setattr("mesh.front.calls.CALLS_MAX", 2)
 
     async def hang(requests: AsyncIterator[pb.CallOrder], context: Any) -> None:
         await asyncio.Event().wait()
