@@ -17,10 +17,11 @@ from mesh.domain.ids import NodeId
 from mesh.domain.limits import HEARTBEAT_S
 from mesh.domain.messages import NodeCommand, NodeHello, NodeStarting
 from mesh.domain.node_rule import NodeRule
+from mesh.runtime.link_life import NO_EPOCH, CellEpoch
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer
 from mesh.wire.codec import from_wire, report_from_wire, welcome
-from mesh.wire.connection import EPOCH_KEY
+from mesh.wire.connection import obeyed_by
 from mesh.wire.errors import error_named
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.malformed import Malformed
@@ -32,8 +33,6 @@ HELLO_S_MAX = 5.0
 COMMANDS_MAX = 10_000
 """At most so many commands wait to be sent; a node that takes them more slowly counts as gone."""
 
-EPOCH_DIGITS_MAX = 19
-
 M = TypeVar("M")
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 class _Link:
     """`ended` holds why: an error for the node, and whether the core asked for it."""
 
-    def __init__(self, link_id: int, epoch: int) -> None:
+    def __init__(self, link_id: int, epoch: CellEpoch) -> None:
         self.link_id = link_id
         self.epoch = epoch
         """What the node is told that it obeys."""
@@ -58,25 +57,26 @@ class _Link:
 class NodeLinks(NodeLinkServicer):
     """Link ids are counted up and never used twice. It keeps what nodes say that have not joined
     yet, for as long as their calls last; the core does not know of them. Nodes obey no lower
-    `epoch` than they have obeyed; where it is of no lease (`leased`), those alone are told of it
-    that have obeyed one, under which the registry was in PostgreSQL: whoever begins with an empty
-    SQLite file has the nodes of the file before it. `shown` is called with a higher one that a node
-    has obeyed: a caller who shows what `may_join` wants.
+    `epoch` than they have obeyed, and none of another cell; where it is of no lease (`leased`),
+    those alone are told of it that have obeyed one, under which the registry was in PostgreSQL:
+    whoever begins with an empty SQLite file has the nodes of the file before it. `later` is called
+    with a higher epoch of this cell that a node has obeyed: a caller who shows what `may_join`
+    wants.
     """
 
     def __init__(
         self,
         *,
         post: Callable[[ControllerEvent], None],
-        epoch: int = 0,
+        epoch: CellEpoch = NO_EPOCH,
         leased: bool = False,
-        shown: Callable[[int], None] = lambda epoch: None,
+        later: Callable[[int], None] = lambda epoch: None,
         may_join: Callable[[Any], bool] = lambda context: False,
     ) -> None:
         self._post = post
         self._epoch = epoch
         self._leased = leased
-        self._shown = shown
+        self._later = later
         self._may_join = may_join
         self._links: dict[int, _Link] = {}
         self._starting: dict[object, NodeStarting] = {}
@@ -123,12 +123,16 @@ class NodeLinks(NodeLinkServicer):
         """The nodes that have not joined yet, by name."""
         return tuple(sorted(self._starting.values(), key=lambda one: one.node_id))
 
-    def obeyed_later_epoch(self, context: Any) -> bool:
-        """Whether the caller has obeyed a later leader, as it says."""
-        obeyed = _obeyed(context)
-        if obeyed > self._epoch and self._may_join(context):
-            self._shown(obeyed)
-        return obeyed > self._epoch
+    def why_not(self, context: Any) -> str:
+        """Why the caller must not obey this controller: it has obeyed a later leader, or one of
+        another cell, as it says. Empty where it may.
+        """
+        obeyed = obeyed_by(context)
+        why = self._epoch.why_not_after(obeyed)
+        # The epochs of other cells say nothing of this one, nor do those of no known cell.
+        if why and obeyed.cell == self._epoch.cell and self._may_join(context):
+            self._later(obeyed.number)
+        return why
 
     async def Start(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.NodeStarting | Malformed], context: Any
@@ -149,13 +153,12 @@ class NodeLinks(NodeLinkServicer):
             raise Unavailable("the controller is stopping")
         if len(self._links) >= LINKS_MAX:
             raise Unavailable(f"{len(self._links)} nodes are linked, which is the limit")
-        if self.obeyed_later_epoch(context):
+        if why := self.why_not(context):
             raise Unavailable(
-                f"another controller leads, later than epoch {self._epoch}",
-                hint="if none does, and this one's registry is new, start the node again",
+                why, hint="see that --join names one cell; to move the node here, start it again"
             )
         self._made += 1
-        told = self._epoch if self._leased or _obeyed(context) else 0
+        told = self._epoch if self._leased or obeyed_by(context).number else NO_EPOCH
         link = self._links[self._made] = _Link(self._made, told)
         try:
             hello = await _hello(request_iterator)
@@ -211,12 +214,6 @@ class NodeLinks(NodeLinkServicer):
             if link.ended.done():
                 return
             self._post(NodeReported(link_id=link.link_id, report=report))
-
-
-def _obeyed(context: Any) -> int:
-    """The highest epoch that the node of this call has obeyed; 0 for none, or for what is none."""
-    said = str(dict(context.invocation_metadata() or ()).get(EPOCH_KEY, ""))
-    return int(said) if said.isascii() and said.isdigit() and len(said) < EPOCH_DIGITS_MAX else 0
 
 
 async def _write(link: _Link, context: Any) -> None:

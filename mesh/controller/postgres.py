@@ -18,14 +18,15 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from mesh.controller.lease import LEASE_S, RENEW_S, Lease, LeaseRow, Role
 from mesh.controller.registry import (
+    NAMED,
     SCHEMA,
     STEPS,
     TABLES,
     Shared,
     Statements,
     Tables,
+    cell_id,
     check_schema,
 )
 from mesh.domain.checks import check_name
@@ -38,6 +39,7 @@ from mesh.domain.errors import (
     Unreached,
 )
 from mesh.domain.values import dataclass
+from mesh.runtime.lease import LEASE_S, RENEW_S, Lease, LeaseRow, Role
 
 try:
     import asyncpg
@@ -132,6 +134,8 @@ _LOCKS = (
     " AND classid = hashtext('{}' || $1)::oid AND objid = $2::int::oid AND granted = $3"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
+_SECONDS = "least(extract(epoch FROM now() - timestamptz '2026-01-01 00:00Z'), 900000000)::bigint"
+"""An epoch is about the second in which it begins, up to as many as 31 bits hold."""
 _ROW = "SELECT epoch, holder, until::text AS until, until = '-infinity' AS given_up FROM lease"
 
 logger = logging.getLogger(__name__)
@@ -195,7 +199,7 @@ class PostgresRegistry:
     def __init__(self, url: str, *, holder: str) -> None:
         self._at = Place(url)
         self.place = self._at.shown
-        self.epoch = 0
+        self.epoch, self.cell = 0, ""
         self.deposed = asyncio.Event()
         """Set once another controller leads, or this one has stepped down."""
         self.leads = asyncio.Event()
@@ -444,7 +448,7 @@ class PostgresRegistry:
                 hint="create one with it: `createdb -E UTF8 -T template0 NAME`",
             )
 
-    async def _read(self) -> "_Changed | None":
+    async def _read(self) -> _Changed | None:
         """What the copy lacks, as one moment of the database. Tables of an earlier mesh, whose
         leader may still use them, are read after this one has taken the lease.
         """
@@ -477,14 +481,14 @@ class PostgresRegistry:
             self._reading.cancel()
         self._reading = None
 
-    async def _copy_changed(self, changed: "_Changed | None") -> None:
+    async def _copy_changed(self, changed: _Changed | None) -> None:
         if changed is None:
             return
         if changed.changes:
             await asyncio.to_thread(self._copy.apply, changed.changes)
         self._versions, self._version = changed.versions, changed.version
 
-    async def _read_changes(self, connection: Any) -> "_Changed":
+    async def _read_changes(self, connection: Any) -> _Changed:
         changes: list[tuple[str, tuple[Any, ...]]] = []
         versions: dict[str, dict[tuple[Any, ...], str]] = {}
         version = await connection.fetchval("SELECT version FROM changes")
@@ -588,10 +592,13 @@ class PostgresRegistry:
                 self.lease.not_taken(self._now_s())
                 return
             await self._migrate(connection)
-            # A database that was restored knows of none that this one has seen since.
-            epoch = await connection.fetchval(
-                "UPDATE starts SET epoch = greatest(epoch, $1) + 1 RETURNING epoch",
-                self.lease.epoch,
+            # A restored database knows of none that led since: they all began before now.
+            epoch, cell = await connection.fetchrow(
+                in_postgres(
+                    f"UPDATE starts SET epoch = greatest(epoch, ?, {_SECONDS}) + 1, {NAMED}"
+                    " RETURNING epoch, cell"
+                ),
+                *(self.lease.epoch, cell_id(self._at.cell)),
             )
             await connection.execute(
                 "UPDATE lease SET epoch = $1, holder = $2,"
@@ -599,7 +606,7 @@ class PostgresRegistry:
                 *(epoch, self._holder, LEASE_S),
             )
             await self._copy_changed(await self._read_changes(connection))
-        self.epoch = epoch
+        self.epoch, self.cell = epoch, cell
         self.lease.taken(epoch, asked_s)
         self.leads.set()
         logger.info("leads the cell at %s, epoch %d", self.place, epoch)

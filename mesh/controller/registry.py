@@ -10,6 +10,7 @@ while it runs, and the kernel lets go of it when it dies.
 
 import asyncio
 import logging
+import secrets
 import sqlite3
 import threading
 from collections import deque
@@ -89,15 +90,20 @@ ALTER TABLE histories ADD COLUMN gaps TEXT NOT NULL DEFAULT '{}';
 _SCHEMA_8 = """
 ALTER TABLE histories ADD COLUMN classes TEXT NOT NULL DEFAULT '[]';
 """
+_SCHEMA_9 = """
+ALTER TABLE starts ADD COLUMN cell TEXT NOT NULL DEFAULT '';
+"""
 STEPS = (
     *(_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6, _SCHEMA_7),
-    _SCHEMA_8,
+    *(_SCHEMA_8, _SCHEMA_9),
 )
 """Each makes its schema of the one before it."""
 SCHEMA = len(STEPS)
 """The version of the tables; the file keeps it as its user_version."""
 TABLES = ("texts", "deployments", "profiles", "histories", "revisions")
 """What the registry holds, a table that others refer to before them."""
+NAMED = "cell = CASE WHEN cell = '' THEN ? ELSE cell END"
+"""Gives the cell an id where it has none yet."""
 Value = str | int | float | bytes | None
 Statements = tuple[tuple[str, tuple[Value, ...]], ...]
 """SQL that both databases understand, with its parameters; all of it is one transaction."""
@@ -235,6 +241,11 @@ def check_schema(found: int, where: str) -> None:
             f"the registry {where} has schema {found}; this mesh knows up to {SCHEMA}",
             hint="run the newer mesh that wrote it, or choose another place for the state",
         )
+
+
+def cell_id(name: str) -> str:
+    """For a new cell, which no other one has."""
+    return f"{name}-{secrets.token_hex(8)}"
 
 
 def make_folder(folder: Path) -> None:
@@ -426,7 +437,7 @@ class SqliteRegistry(Tables):
         self.handed_over = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="registry")
         try:
-            self.epoch = self._begin()
+            self.epoch, self.cell = self._begin()
         except BaseException:
             self._connection.close()
             raise
@@ -466,8 +477,10 @@ class SqliteRegistry(Tables):
         self._writer.shutdown()
         super().close()
 
-    def _begin(self) -> int:
-        """Take the file, see that it is whole and ours, and count the start: the new epoch."""
+    def _begin(self) -> tuple[int, str]:
+        """Take the file, see that it is whole and ours, and count the start: the new epoch, and the
+        cell's id.
+        """
         connection = self._connection
         with self._explained("open"):
             # Exclusive before WAL: no shared memory file, and a second controller is kept out.
@@ -483,9 +496,9 @@ class SqliteRegistry(Tables):
             )
         with self.transaction():
             self.migrate()
-            connection.execute("UPDATE starts SET epoch = epoch + 1")
-            (epoch,) = connection.execute("SELECT epoch FROM starts").fetchone()
-        return int(epoch)
+            begin = f"UPDATE starts SET epoch = epoch + 1, {NAMED} RETURNING epoch, cell"
+            ((epoch, cell),) = connection.execute(begin, (cell_id("mesh"),)).fetchall()
+        return epoch, cell
 
 
 class Shared(Protocol):
@@ -506,6 +519,8 @@ class Database(Protocol):
     """Where the registry is, opened by a controller that leads."""
 
     epoch: int
+    cell: str
+    """An id that the registry keeps: epochs of another one say nothing of this cell."""
     place: str
     """The folder or the address, as people are told."""
     leads: asyncio.Event
@@ -537,7 +552,7 @@ class Database(Protocol):
         ...
 
     def show(self, epoch: int) -> None:
-        """A node has obeyed a leader of this epoch, as it says."""
+        """A node has obeyed a leader of this epoch of this cell, as it says."""
         ...
 
     def check_writable(self) -> None:

@@ -64,6 +64,7 @@ from mesh.runtime.clock import LoopClock
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Action, Event, Host, Recorder
 from mesh.runtime.journal import ControllerStart, JournalHeader, open_journal
+from mesh.runtime.link_life import CellEpoch
 from mesh.runtime.operator import Operator
 from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
@@ -108,11 +109,11 @@ class Health(health.HealthServicer):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.obeyed_later_epoch: Callable[[Any], bool] = lambda context: False
-        """Whether the node of a call has obeyed a later leader."""
+        self.why_not: Callable[[Any], str] = lambda context: ""
+        """Why the node of a call must not obey this controller; empty where it may."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802
-        if self.obeyed_later_epoch(context):
+        if self.why_not(context):
             return health_pb2.HealthCheckResponse(status="NOT_SERVING")
         return await super().Check(request, context)
 
@@ -570,9 +571,9 @@ class Controller(Served[ControllerEvent, ControllerAction]):
         self._tokenizers = Tokenizers(find=tables.text, pool=TextPool())
         self._links = NodeLinks(
             post=self._post,
-            epoch=database.epoch,
+            epoch=CellEpoch(database.epoch, database.cell),
             leased=config.state is not None,
-            shown=database.show,
+            later=database.show,
             may_join=partial(may_join, access.gate),
         )
         operations = Operations(post=self._post, epoch=start.epoch)
@@ -628,7 +629,7 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             texts=tables.text,
             hand_over=database.hand_over,
         )
-        health_.obeyed_later_epoch = self._links.obeyed_later_epoch
+        health_.why_not = self._links.why_not
         performer = ControllerPerformer(
             links=self._links,
             clients=self._gateway,

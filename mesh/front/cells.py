@@ -51,6 +51,7 @@ from mesh.domain.views import (
 )
 from mesh.http.exchange import WorkThreads
 from mesh.runtime.clock import Now
+from mesh.runtime.link_life import LOOK_S
 from mesh.runtime.operator import Replies
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
@@ -61,7 +62,7 @@ from mesh.wire.codec import from_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
-from mesh.wire.leader import LOOK_S, Look, look
+from mesh.wire.leader import Look, look
 
 LIST_S = 0.5
 LIST_SHARE_MAX = 0.1

@@ -184,6 +184,7 @@ class Welcome(_message.Message):
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ADOPTED_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     turns: _builtins.str
     """The turn rule: which instance computes next. Empty: headroom."""
@@ -199,6 +200,8 @@ class Welcome(_message.Message):
     """What weights on the device and KV caches may take together. 0: no weights are swapped."""
     epoch: _builtins.int
     """Of the controller's lease: a node obeys no lower one than it has. 0: there is no lease."""
+    cell: _builtins.str
+    """The id of the cell that the epoch is of: a node obeys no other one. Empty: as epoch 0, or not known."""
     @_builtins.property
     def turn_parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers of the turn rule, by their names."""
@@ -220,10 +223,11 @@ class Welcome(_message.Message):
         swap_bytes: _builtins.int = ...,
         epoch: _builtins.int = ...,
         adopted: _abc.Iterable[Global___Adopted] | None = ...,
+        cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted", b"adopted", "chunk_tokens_max", b"chunk_tokens_max", "epoch", b"epoch", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "swap_bytes", b"swap_bytes", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted", b"adopted", "cell", b"cell", "chunk_tokens_max", b"chunk_tokens_max", "epoch", b"epoch", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "swap_bytes", b"swap_bytes", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,6 +31,7 @@ from mesh.domain.views import (
     ProfileView,
     RequestSnapshot,
 )
+from mesh.runtime.link_life import LOOK_S
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
@@ -40,7 +41,7 @@ from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_w
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
-from mesh.wire.leader import LOOK_S, Look, look_blocking
+from mesh.wire.leader import Look, look_blocking
 from mesh.wire.resuming import CallMade, LeaderWatch, ResumedAnswer
 
 Asked = TypeVar("Asked")

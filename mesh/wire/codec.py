@@ -60,6 +60,7 @@ from mesh.domain.values import replace
 from mesh.domain.views import RevisionView
 from mesh.policy.rules.registry import rule_named
 from mesh.policy.rules.swapping import SwapRule
+from mesh.runtime.link_life import NO_EPOCH, CellEpoch
 from mesh.v1 import inference_pb2, model_pb2, profile_pb2
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.malformed import identifier, member, require, shown, within
@@ -75,8 +76,8 @@ SIZES_MAX = 64
 """Rows, and columns, of a grid: sizes of powers of two never come to as many."""
 
 
-def welcome(heartbeat_s: float, rule: NodeRule, epoch: int = 0) -> pb.NodeCommand:
-    """The first message of an accepted link; `epoch` is of the controller's lease, 0 for none."""
+def welcome(heartbeat_s: float, rule: NodeRule, epoch: CellEpoch = NO_EPOCH) -> pb.NodeCommand:
+    """The first message of an accepted link; `epoch` is that of the controller's lease."""
     greeting = pb.Welcome(
         heartbeat_s=heartbeat_s,
         turns=rule.turn.name,
@@ -86,7 +87,8 @@ def welcome(heartbeat_s: float, rule: NodeRule, epoch: int = 0) -> pb.NodeComman
         overestimate=rule.overestimate,
         chunk_tokens_max=rule.chunk_tokens_max,
         swap_bytes=rule.swap_bytes,
-        epoch=epoch,
+        epoch=epoch.number,
+        cell=epoch.cell,
         adopted=[to_wire(one, pb.Adopted) for one in rule.adopted],
     )
     return pb.NodeCommand(welcome=greeting)

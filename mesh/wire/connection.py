@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.node_rule import NodeRule
+from mesh.runtime.link_life import NO_EPOCH, CellEpoch
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
@@ -26,19 +27,37 @@ from mesh.wire.handshake import why_refused
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.unread import refused, reports_written
 
-EPOCH_KEY = "mesh-epoch"
-"""In the metadata of a node's call: the highest epoch that it has obeyed, if any."""
+EPOCH_KEY, CELL_KEY = "mesh-epoch", "mesh-cell"
+"""In the metadata of a node's call: the highest epoch that it has obeyed, if any, and its cell."""
+
+EPOCH_DIGITS_MAX = 9
+"""PostgreSQL's advisory locks have 31 bits for an epoch."""
 
 logger = logging.getLogger(__name__)
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.NodeReport, pb.NodeCommand]"
 
 
+def shown(obeyed: CellEpoch) -> tuple[tuple[str, str], ...]:
+    """What the metadata of a node's call says of the leader that it has obeyed."""
+    told = (EPOCH_KEY, str(obeyed.number)), (CELL_KEY, obeyed.cell)
+    return told if obeyed.number else ()
+
+
+def obeyed_by(context: Any) -> CellEpoch:
+    """The latest leader that the node of a call has obeyed, as it says, if any."""
+    told = dict(context.invocation_metadata() or ())
+    said = str(told.get(EPOCH_KEY, ""))
+    if not (said.isascii() and said.isdigit() and len(said) <= EPOCH_DIGITS_MAX):
+        return NO_EPOCH
+    return CellEpoch(int(said), str(told.get(CELL_KEY, "")))
+
+
 class Connection:
     """An async context: leaving it closes the call and its channel."""
 
     def __init__(
-        self, *, address: str, reports_max: int, welcome_s_max: float, epoch: int = 0
+        self, *, address: str, reports_max: int, welcome_s_max: float, epoch: CellEpoch = NO_EPOCH
     ) -> None:
         self.epoch = epoch
         """The highest that the node has obeyed; the controller's, once that has taken the node."""
@@ -50,8 +69,7 @@ class Connection:
         self._reports: Mailbox[NodeReport] = Mailbox(reports_max)
         self._channel = dial(address)
         connect: Any = NodeLinkStub(self._channel).Connect  # the stubs ask for an iterator
-        told = ((EPOCH_KEY, str(epoch)),) if epoch else ()
-        self._call: Call = connect(metadata=(*(credentials().metadata or ()), *told))
+        self._call: Call = connect(metadata=(*(credentials().metadata or ()), *shown(epoch)))
         self._commands = aiter(self._call)
         self._closing: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -131,11 +149,10 @@ class Connection:
             raise await self._ended(error) from error
         if answer is None or answer.WhichOneof("command") != "welcome":
             raise Unavailable("the controller's first word was no welcome")
-        if answer.welcome.epoch < self.epoch:
-            raise Unavailable(
-                f"its epoch is {answer.welcome.epoch}; this node has obeyed {self.epoch}"
-            )
-        self.epoch = answer.welcome.epoch
+        leads = CellEpoch(answer.welcome.epoch, answer.welcome.cell)
+        if why := leads.why_not_after(self.epoch):
+            raise Unavailable(why)
+        self.epoch = leads._replace(cell=leads.cell or self.epoch.cell)
         return rule_of(answer.welcome)
 
     async def _write(self) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import grpc
 
-LOOK_S = 0.25
-"""Between two looks."""
 LOOK_S_MAX = 0.5
 """For the answer."""
 UNCONNECTED = "failed to connect"

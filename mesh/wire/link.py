@@ -15,14 +15,11 @@ from collections.abc import Callable
 from mesh.domain.errors import MeshError
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.node_rule import NodeRule
-from mesh.runtime.link_life import LinkLife, LinkLimits
+from mesh.runtime.link_life import LOOK_S, NO_EPOCH, LinkLife, LinkLimits
 from mesh.wire.channel import dial
-from mesh.wire.connection import EPOCH_KEY, Connection
+from mesh.wire.connection import Connection, shown
 from mesh.wire.credentials import credentials
-from mesh.wire.leader import LOOK_S, Look, look
-
-ROUND_S_MAX = 0.5
-"""The longest pause between two rounds of several addresses."""
+from mesh.wire.leader import Look, look
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +42,14 @@ class NodeLink:
         limits: LinkLimits | None = None,
     ) -> None:
         self._addresses = address.split(",")
-        self._at = 0
-        """Which of them is dialled, or linked."""
-        self._epoch = 0
+        self._epoch = NO_EPOCH
         """The highest that it has obeyed."""
         self._hello = hello
         self._on_open = on_open
         self._on_command = on_command
         self._on_close = on_close
         self._limits = limits or LinkLimits()
-        self._life = LinkLife(rng, self._limits)
+        self._life = LinkLife(rng, self._limits, len(self._addresses))
         self._connection: Connection | None = None
         self._stopping = asyncio.Event()
 
@@ -76,32 +71,25 @@ class NodeLink:
         """
         looking = asyncio.create_task(self._look_for_leader())
         try:
-            tried = 0
             while not self._stopping.is_set():
-                at = self._at
-                error = await self._connect()
+                address = self._addresses[self._life.dial()]
+                error = await self._connect(address)
                 if self._stopping.is_set():
                     return
                 welcomed = self._life.welcomed
                 pause_s = self._life.end(type(error).__name__)
                 if pause_s is None:
                     raise error
-                self._log(welcomed, error.message)
-                tried = 1 if welcomed else tried + 1
-                if self._at == at:
-                    self._at = (at + 1) % len(self._addresses)
-                # A round of all addresses is one try.
-                if tried % len(self._addresses) == 0:
-                    alone = len(self._addresses) == 1
-                    await self._rest(pause_s if alone else min(pause_s, ROUND_S_MAX))
+                self._log(address, welcomed, error.message)
+                await self._rest(pause_s)
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
 
-    async def _connect(self) -> MeshError:
+    async def _connect(self, address: str) -> MeshError:
         """One connection from dial to end: why it ended."""
         connection = Connection(
-            address=self._address,
+            address=address,
             reports_max=self._limits.reports_max,
             welcome_s_max=self._limits.welcome_s_max,
             epoch=self._epoch,
@@ -124,37 +112,30 @@ class NodeLink:
                 self._on_close(reason)
         raise AssertionError("a link is served until it ends with an error")
 
-    @property
-    def _address(self) -> str:
-        return self._addresses[self._at]
-
     async def _look_for_leader(self) -> None:
         """Ask the other controllers whether they lead: one that hangs does not say that it does no
         more. They are told which epoch this node obeys.
         """
         if len(self._addresses) == 1:
             return
-        led, doubled = set(self._addresses), False
+        doubled = False
         channels = [dial(address) for address in self._addresses]
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
-                others = [n for n in range(len(channels)) if n != self._at]
-                shown = (*credentials().metadata, (EPOCH_KEY, str(self._epoch)))
-                looks = await asyncio.gather(*(look(channels[n], *shown) for n in others))
+                others = self._life.others()
+                told = (*credentials().metadata, *shown(self._epoch))
+                looks = await asyncio.gather(*(look(channels[n], *told) for n in others))
                 for n, said in zip(others, looks, strict=True):
-                    address, leads = self._addresses[n], said is Look.LEADS
-                    begun = leads and address not in led
-                    led = led | {address} if leads else led - {address}
+                    address, leads, at = self._addresses[n], said is Look.LEADS, self._life.at
+                    begun = self._life.looked(n, leads=leads)
                     linked = self._connection is not None and self._connection.opened
                     if leads and linked and not (begun or doubled):
                         doubled = True
-                        both = f"{self._address} has this node, and {address} leads, too"
+                        both = f"{self._addresses[at]} has this node, and {address} leads, too"
                         logger.warning("%s: they may be of two cells; --join names one's", both)
                     if begun and self._connection is not None:
-                        self._at = n
                         self._connection.close(f"the controller at {address} leads now")
-                led = led | {self._address}
         finally:
             for channel in channels:
                 await channel.close(None)
@@ -166,8 +147,8 @@ class NodeLink:
         except TimeoutError:
             return
 
-    def _log(self, welcomed: bool, reason: str) -> None:
+    def _log(self, address: str, welcomed: bool, reason: str) -> None:
         if welcomed:
-            logger.warning("link to %s broke: %s; dialling again", self._address, reason)
+            logger.warning("link to %s broke: %s; dialling again", address, reason)
         elif self._life.failures == 1:
-            logger.warning("no link to %s yet: %s; dialling on", self._address, reason)
+            logger.warning("no link to %s yet: %s; dialling on", address, reason)

@@ -34,9 +34,10 @@ from mesh.domain.invocation import (
 from mesh.domain.limits import AWAY_S_MAX, BREAKS_MAX, NODES_S_MAX, RESUME_S_MAX
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.values import replace
+from mesh.runtime.link_life import LOOK_S
 from mesh.wire.channel import dial_blocking
 from mesh.wire.errors import EndedCall, is_told
-from mesh.wire.leader import LOOK_S, UNCONNECTED, Look, look_blocking
+from mesh.wire.leader import UNCONNECTED, Look, look_blocking
 
 PAUSE_S = 0.1
 """Between two rounds of all addresses."""

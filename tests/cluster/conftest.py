@@ -26,12 +26,12 @@ def lacks(what: str) -> NoReturn:
     pytest.skip(what)
 
 
-def postgres() -> PostgresServer:
+def postgres(beside: str = "") -> PostgresServer:
     """A server that is not started yet."""
     found = binaries()
     if found is None:
         lacks("no PostgreSQL here: apt-get install postgresql")
-    return PostgresServer(found)
+    return PostgresServer(found, beside)
 
 
 @pytest.fixture(scope="session")

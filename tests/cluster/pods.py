@@ -58,6 +58,46 @@ class Network:
         os.close(self._before)
 
 
+class Bridge:
+    """Machines in namespaces of their own, each at a port of a bridge of this machine, `address`. A
+    port that is down drops all that comes, either way.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._name, net = f"mesh{os.getpid() % 100_000}", f"10.213.{os.getpid() % 256}"
+        self.address = f"{net}.254"
+        self.hosts = [f"{net}.{n + 1}" for n in range(count)]
+        _ip(f"link add {self._name} type bridge")
+        _ip(f"addr add {self.address}/24 dev {self._name}")
+        _ip(f"link set {self._name} up")
+        for n, host in enumerate(self.hosts):
+            _ip(f"netns add {self._name}-{n}")
+            _ip(f"link add {self._name}p{n} type veth peer name eth0 netns {self._name}-{n}")
+            _ip(f"link set {self._name}p{n} master {self._name} up")
+            _ip(f"-n {self._name}-{n} addr add {host}/24 dev eth0")
+            for link in ("lo", "eth0"):
+                _ip(f"-n {self._name}-{n} link set {link} up")
+
+    def within(self, n: int) -> tuple[str, ...]:
+        """What a command on that machine begins with."""
+        return ("ip", "netns", "exec", f"{self._name}-{n}")
+
+    def cut(self, n: int) -> None:
+        _ip(f"link set {self._name}p{n} down")
+
+    def mend(self, n: int) -> None:
+        _ip(f"link set {self._name}p{n} up")
+
+    def close(self) -> None:
+        for n in range(len(self.hosts)):
+            _ip(f"netns del {self._name}-{n}")
+        _ip(f"link del {self._name}")
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True)
+
+
 class Pods:
     """`volumes` are folders by the names of volumes, `secrets` values by `NAME/KEY`, `names` those
     that lead to the loopback.

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from mesh.controller.lease import LEASE_S
 from mesh.controller.registry import (
     SCHEMA,
     Database,
@@ -25,6 +24,7 @@ from mesh.controller.registry import (
 from mesh.domain.errors import InvalidInput, StorageError, Unavailable
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
+from mesh.runtime.lease import LEASE_S
 from tests.cluster.conftest import LEAD_S_MAX, leading, settled, until, within, written
 from tests.controller.test_registry import TEXT, deployment
 from tests.support.postgres_server import PostgresServer
@@ -41,6 +41,12 @@ from mesh.controller.postgres import (  # noqa: E402
 REFUSED_S_MAX = 1.5
 """An operator hears within a second; the machine of a test may be busy."""
 HISTORY = OutputHistory(mean_tokens=9.0, count=5)
+
+
+async def make_schema_7(url: str) -> None:
+    await asked(url, "ALTER TABLE histories DROP COLUMN classes")
+    await asked(url, "ALTER TABLE starts DROP COLUMN cell")
+    await asked(url, "UPDATE schema_version SET version = 7")
 
 
 def names(database: Database) -> list[str]:
@@ -145,7 +151,7 @@ async def test_of_several_servers_the_one_that_takes_writes_is_used(
 ) -> None:
     url = server.url(cell).replace("@", "@127.0.0.1:1,")
     async with leading(url) as database:
-        assert database.epoch == 1
+        assert database.leads.is_set()
 
 
 async def test_a_database_that_is_no_place_for_a_cell_is_told(
@@ -201,9 +207,7 @@ async def test_a_later_schema_is_refused_and_an_earlier_one_loses_nothing(
     await asked(url, f"UPDATE schema_version SET version = {SCHEMA + 1}")
     with pytest.raises(StorageError, match=f"has schema {SCHEMA + 1}; this mesh knows up to"):
         await PostgresRegistry(url, holder="a").open()
-    # As schema 7 was.
-    await asked(url, "ALTER TABLE histories DROP COLUMN classes")
-    await asked(url, "UPDATE schema_version SET version = 7")
+    await make_schema_7(url)
     async with leading(url) as database:
         assert names(database) == ["chat"]
         writes = RegistryWrites(database)
@@ -253,7 +257,7 @@ async def test_a_second_cell_of_the_name_stands_by_and_follows_what_is_written(
         with pytest.raises(Unavailable):
             second.check_writable()
         async with leading(server.url(f"{cell}-other")) as other:
-            assert (other.epoch, names(other)) == (1, [])
+            assert names(other) == []
         await asyncio.sleep(2 * LEASE_S)
         assert not second.leads.is_set()
 
@@ -268,7 +272,8 @@ async def test_the_next_one_leads_after_a_leader_steps_down(
         await written(RegistryWrites(leader).store, deployment(), TEXT, None)
         await leader.step_down()
         await within(other.leads)
-        assert (other.epoch, names(other)) == (leader.epoch + 1, ["chat"])
+        assert other.epoch > leader.epoch
+        assert names(other) == ["chat"]
         assert leader.deposed.is_set()
 
 
@@ -284,7 +289,7 @@ async def test_a_leader_that_was_frozen_writes_nothing_and_hears_of_it(
             task.cancel()
         async with standby(url) as second:
             await within(second.leads)
-            assert second.epoch == leader.epoch + 1
+            assert second.epoch > leader.epoch
             leader.lease.renewed(time.monotonic())
             with pytest.raises(StorageError, match=f"leads the cell now: epoch {second.epoch}"):
                 await leader.commit(stored(deployment(), TEXT))
@@ -383,7 +388,8 @@ async def test_a_leader_hands_over_to_one_that_stands_by_and_to_nobody_else(
             await leader.hand_over()
             await within(second.leads)
             took_s = time.monotonic() - begun_s
-            assert (leader.handed_over, second.epoch) == (True, leader.epoch + 1)
+            assert leader.handed_over
+            assert second.epoch > leader.epoch
             assert took_s < LEASE_S, "as quick as its session lock, and not as its lease"
             with pytest.raises(StorageError):
                 await leader.commit(stored(deployment(), TEXT))
@@ -620,7 +626,7 @@ async def test_after_a_restore_of_the_database_no_two_lead_with_one_epoch(
         with pytest.raises(StorageError):
             await leader.commit(stored(deployment(), TEXT))
         await within(second.leads)
-        assert second.epoch == leader.epoch + 1
+        assert second.epoch > leader.epoch
         await written(RegistryWrites(second).store, deployment("b"), TEXT, None)
 
 
@@ -685,8 +691,7 @@ async def test_one_that_takes_the_lease_has_time_for_the_copy_of_an_earlier_mesh
     url = server.url(cell)
     async with leading(url) as database:
         await written(RegistryWrites(database).store, deployment(), TEXT, None)
-    await asked(url, "ALTER TABLE histories DROP COLUMN classes")
-    await asked(url, "UPDATE schema_version SET version = 7")
+    await make_schema_7(url)
     apply = Tables.apply
 
     def slowly(tables: Tables, statements: Statements) -> None:

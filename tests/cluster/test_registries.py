@@ -49,12 +49,14 @@ async def store(writes: RegistryWrites, *what: Any) -> None:
 async def test_what_was_stored_is_there_at_the_next_start_and_epochs_rise(opened: Opened) -> None:
     two = (deployment("a"), deployment("b", model="sha256-2"))
     async with opened() as database:
-        assert (database.epoch, database.tables.deployments()) == (1, ())
+        first = database.epoch
+        assert database.tables.deployments() == ()
         for one in reversed(two):
             await store(RegistryWrites(database), one, TEXT)
         assert database.tables.deployments() == two
     async with opened() as database:
-        assert (database.epoch, database.tables.deployments()) == (2, two)
+        assert database.epoch > first
+        assert database.tables.deployments() == two
         assert database.tables.text(two[1].model.model_id) == TEXT
         assert database.tables.text(ModelId("sha256-3")) is None
 

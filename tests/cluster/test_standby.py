@@ -12,12 +12,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.cli.verbs.state import copied
-from mesh.controller.lease import LEASE_S
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import Unavailable
+from mesh.runtime.lease import LEASE_S
+from mesh.runtime.link_life import NO_EPOCH, CellEpoch
 from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
-from mesh.wire.connection import EPOCH_KEY, Connection
+from mesh.wire.connection import Connection, shown
 from mesh.wire.credentials import Credentials
 from tests.cluster.conftest import LEAD_S_MAX, leading, until
 from tests.controller.live import HELLO, PATIENT, SPEC, FakeNode, LiveCell, live_cell
@@ -92,7 +93,7 @@ async def test_a_leaders_death_is_seen_by_its_sessions_and_not_by_its_lease(
     server: PostgresServer, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease that the one that stands by would wait for is longer than the test."""
-    monkeypatch.setattr("mesh.controller.lease.LEASE_S", 4 * LEAD_S_MAX)
+    monkeypatch.setattr("mesh.runtime.lease.LEASE_S", 4 * LEAD_S_MAX)
     state, at, http = server.url(cell), free_address(), free_address()
     first = free_address()
     arguments = ("--state", state, "--listen", first, "--home", str(tmp_path / "one"))
@@ -181,17 +182,18 @@ async def test_one_that_steps_down_stands_by_and_the_other_leads(
 async def test_a_higher_epoch_ends_a_leader_that_cannot_renew_where_a_node_shows_it(
     server: PostgresServer, cell: str, tmp_path: Path
 ) -> None:
+    """And no epoch of another cell, whose node was given the wrong addresses."""
     keys, led_on = made_keys(tmp_path), []
 
-    async def checked(at: str, key: str, epoch: str = "999999") -> int:
-        """The status that a caller with this key is told who has obeyed that epoch, as it says."""
-        shown = (*Credentials(key=key).metadata, (EPOCH_KEY, epoch))
+    async def checked(at: str, key: str, obeyed: CellEpoch) -> int:
+        """The status that a caller with this key is told who has obeyed that one, as it says."""
         async with dial(at) as channel:
             check: Any = health_pb2_grpc.HealthStub(channel).Check
-            told = await check(health_pb2.HealthCheckRequest(), metadata=shown)
-            return int(told.status)
+            told = (*Credentials(key=key).metadata, *shown(obeyed))
+            answer = await check(health_pb2.HealthCheckRequest(), metadata=told)
+            return int(answer.status)
 
-    async def shown() -> None:
+    async def told() -> None:
         async with AsyncExitStack() as stack:
             stack.callback(keys.book.close)
             one = await stack.enter_async_context(
@@ -199,37 +201,42 @@ async def test_a_higher_epoch_ends_a_leader_that_cannot_renew_where_a_node_shows
             )
             with showing(keys.node):
                 node = await one.node()
-                assert node.epoch == 1
-                # Its lease lasts: what anybody says is for the database to confirm.
-                for key in (keys.node, keys.admin, keys.a, keys.revoked, ""):
-                    assert await checked(one.address, key) == NOT_SERVING, "this caller's word"
-                later = FakeNode(one.address, metadata=((EPOCH_KEY, "7"),))
-                with pytest.raises(Exception, match="another controller leads, later than epoch 1"):
-                    await later.join()
-                await later.leave()
+                of_another, of_none = CellEpoch(999999999, "other-1"), CellEpoch(999999999)
+                later = node.epoch._replace(number=999999999)
+                for obeyed, why in (
+                    (of_another, "this node is of the cell other-1, and that controller of cell-"),
+                    (of_none, f"later than epoch {node.epoch.number}: 999999999"),
+                ):
+                    assert await checked(one.address, keys.node, obeyed) == NOT_SERVING
+                    refused = FakeNode(one.address, metadata=shown(obeyed))
+                    with pytest.raises(Exception, match=why):
+                        await refused.join()
+                    await refused.leave()
             await asyncio.sleep(2 * LEASE_S)
-            assert await checked(one.address, keys.node, "1") == SERVING
+            assert await checked(one.address, keys.node, node.epoch) == SERVING
             led_on.append(not one.serving.done())
             server.stop()
             stack.callback(server.start)
             await asyncio.sleep(2 * LEASE_S)
             for key in (keys.a, keys.revoked, "mesh_of_nobody", ""):
-                await checked(one.address, key)
+                assert await checked(one.address, key, later) == NOT_SERVING, "this caller's word"
+            for obeyed in (of_another, of_none):
+                assert await checked(one.address, keys.node, obeyed) == NOT_SERVING
             await asyncio.sleep(LEASE_S)
             led_on.append(not one.serving.done())
-            await checked(one.address, keys.node)
+            await checked(one.address, keys.node, later)
             await until(one.serving.done)
 
     with pytest.raises(Unavailable, match="another controller leads the cell now"):
-        await shown()
-    assert led_on == [True, True], "only where it could not renew, and for a node alone"
+        await told()
+    assert led_on == [True, True], "only where it could not renew, and for its own nodes alone"
 
 
 async def test_a_node_follows_a_registry_that_is_copied_to_a_file_and_back_and_no_other(
     server: PostgresServer, cell: str, tmp_path: Path
 ) -> None:
-    async def joined(home: str, epoch: int, state: str | None = None) -> int:
-        """The epoch that a node obeys then, which has obeyed this one."""
+    async def joined(home: str, epoch: CellEpoch, state: str | None = None) -> CellEpoch:
+        """Whom a node obeys then, which has obeyed this one."""
         async with live_cell(tmp_path / home, state=state) as one:
             node = Connection(
                 address=one.address, reports_max=1, welcome_s_max=LEAD_S_MAX, epoch=epoch
@@ -242,13 +249,13 @@ async def test_a_node_follows_a_registry_that_is_copied_to_a_file_and_back_and_n
     for _ in range(3):
         async with leading(url):
             pass
-    first = await joined("one", 0, url)
-    assert first == 4
-    with pytest.raises(Unavailable, match="another controller leads, later than epoch 1"):
+    first = await joined("one", NO_EPOCH, url)
+    with pytest.raises(Unavailable, match=f"this node is of the cell {first.cell}, and"):
         await joined("new", first)
     await copied(url, str(tmp_path / "file"))
     second = await joined("file", first)
     await copied(str(tmp_path / "file"), again)
     third = await joined("two", second, again)
-    assert first < second < third
-    assert await joined("newer", 0) == 0, "whoever begins anew has these nodes, too"
+    assert first.number < second.number < third.number
+    assert first.cell == second.cell == third.cell
+    assert await joined("newer", NO_EPOCH) == NO_EPOCH, "whoever begins anew has these nodes, too"

@@ -45,6 +45,7 @@ from mesh.domain.request import RequestOrder, RequestTokens, TokenLogprobs
 from mesh.domain.slo import Slo, best_effort
 from mesh.domain.text import TextAssets
 from mesh.domain.views import CellStatus
+from mesh.runtime.link_life import NO_EPOCH, CellEpoch
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
@@ -123,8 +124,8 @@ class FakeNode:
         self, address: str, hello: NodeHello = HELLO, metadata: tuple[tuple[str, str], ...] = ()
     ) -> None:
         self.hello = hello
-        self.epoch = 0
-        """The epoch of the controller that leads, as its lease says."""
+        self.epoch = NO_EPOCH
+        """That of the controller that leads, as its lease says."""
         self.adopted: Any = ()
         """The requests of its hello that the controller has taken over."""
         self.commands: list[NodeCommand] = []
@@ -148,7 +149,7 @@ class FakeNode:
         await self.send(self.hello)
         first = await self.call.read()
         assert first.WhichOneof("command") == "welcome"
-        self.epoch = first.welcome.epoch
+        self.epoch = CellEpoch(first.welcome.epoch, first.welcome.cell)
         self.adopted = first.welcome.adopted
         self.listening = asyncio.create_task(self._listen())
         return self

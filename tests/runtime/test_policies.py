@@ -13,7 +13,7 @@ import pytest
 from mesh.domain.errors import InvalidInput
 from mesh.policy.rules.registry import rule_named
 from mesh.policy.rules.turns import name_of
-from mesh.runtime.link_life import LinkLife, LinkLimits
+from mesh.runtime.link_life import ROUND_S_MAX, CellEpoch, LinkLife, LinkLimits
 from mesh.runtime.policies import policy_of, rule_of_file
 
 WRONG = """
@@ -148,3 +148,37 @@ def test_lines_are_for_people_unless_json_is_asked_for() -> None:
 
 def test_a_form_that_is_none_is_told() -> None:
     assert "MESH_LOG is 'xml'" in said("xml").stderr
+
+
+def test_of_several_addresses_the_next_is_dialled_at_once_and_a_round_of_all_is_one_try() -> None:
+    several = LinkLife(random.Random(1), LinkLimits(), 3)
+    for _ in range(20):
+        dialled, pauses_s = [], []
+        for _ in range(3):
+            dialled.append(several.dial())
+            pauses_s.append(several.end("Unavailable") or 0.0)
+        assert dialled == [0, 1, 2]
+        assert pauses_s[:2] == [0.0, 0.0]
+        assert 0 < pauses_s[2] <= ROUND_S_MAX
+
+
+def test_a_link_ends_for_another_controller_when_that_begins_to_lead_and_not_because_it_leads() -> (
+    None
+):
+    several = LinkLife(random.Random(1), LinkLimits(), 2)
+    several.dial()
+    several.welcome()
+    assert several.others() == [1]
+    assert [several.looked(1, leads=leads) for leads in (True, False, False)] == [False] * 3
+    assert several.looked(1, leads=True)
+    assert several.end("Unavailable") == 0.0
+    assert several.dial() == 1
+
+
+def test_a_node_obeys_no_earlier_leader_and_none_of_another_cell() -> None:
+    obeyed = CellEpoch(7, "a")
+    assert not CellEpoch(7, "a").why_not_after(obeyed)
+    assert not CellEpoch(8, "").why_not_after(obeyed), "of an earlier version, which told no cell"
+    assert not CellEpoch(1, "b").why_not_after(CellEpoch()), "it has obeyed none"
+    assert "later than epoch 6" in CellEpoch(6, "a").why_not_after(obeyed)
+    assert "of the cell a" in CellEpoch(9, "b").why_not_after(obeyed)

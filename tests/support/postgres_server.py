@@ -26,11 +26,13 @@ def binaries() -> Path | None:
 
 class PostgresServer:
     """The server is started by `start`, and stopped as a crash or a hang would stop it. Without
-    fsync: no test takes its machine's power away.
+    fsync: no test takes its machine's power away. `beside`: an address of this machine at which
+    those of its network reach the server, too.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beside: str = "") -> None:
         self._bin = folder
+        self._listen = ",".join(["127.0.0.1", *filter(None, [beside])])
         self._home = Path(tempfile.mkdtemp(prefix="mesh-postgres-"))
         self._as: dict[str, Any] = {"user": _NOBODY, "group": _NOBODY} if os.geteuid() == 0 else {}
         if self._as:
@@ -42,6 +44,8 @@ class PostgresServer:
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
         self._run("initdb", "-N", "-U", USER, "-A", "scram-sha-256", "--pwfile", str(secret))
+        with Path(self._data, "pg_hba.conf").open("a") as rules:
+            rules.write("host all all samenet scram-sha-256\n" if beside else "")
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, cell: str = "mesh", *, password: str = PASSWORD, database: str = USER) -> str:
@@ -50,7 +54,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Until it takes connections."""
-        options = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off")
+        options = (f"listen_addresses={self._listen}", "unix_socket_directories=", "fsync=off")
         arguments = [part for option in options for part in ("-c", option)]
         with (self._home / "log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -23,7 +23,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.node_rule import CELL_RULE, NodeRule, RuleName
 from mesh.domain.text import TextAssets
-from mesh.runtime.link_life import LinkLimits
+from mesh.runtime.link_life import CellEpoch, LinkLimits
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer, add_NodeLinkServicer_to_server
 from mesh.wire.channel import bind, server_options
@@ -367,12 +367,12 @@ async def test_a_failing_agent_ends_the_link_with_its_error() -> None:
     assert len(ends.closed) == 1
 
 
-def take_at(epoch: int) -> Any:
+def take_at(epoch: int, cell: str = "a") -> Any:
     """Take the node as a leader of this epoch."""
 
     async def script(self: Controller, reports: Any, context: Any) -> None:
         await self.hear(reports, 1)
-        await context.write(welcome(1.0, RULE, epoch))
+        await context.write(welcome(1.0, RULE, CellEpoch(epoch, cell)))
         async for report in reports:
             self.note(report)
 
@@ -383,8 +383,13 @@ async def stand_by(self: Controller, reports: Any, context: Any) -> None:
     raise Unavailable("this controller stands by")
 
 
-async def test_of_several_controllers_the_one_that_leads_has_the_node_and_no_earlier_one() -> None:
-    first, second = Controller(stand_by), Controller(take_at(4), take_at(3), take_at(5))
+@pytest.mark.parametrize(
+    "refused", [take_at(3), take_at(9, "b")], ids=["an earlier one", "one of another cell"]
+)
+async def test_of_several_controllers_the_one_that_leads_has_the_node_and_no_other(
+    refused: Any,
+) -> None:
+    first, second = Controller(stand_by), Controller(take_at(4), refused, take_at(5))
     async with first.serving():
         async with second.serving():
             ends = Ends(f"{first.address},{second.address}")
@@ -393,7 +398,7 @@ async def test_of_several_controllers_the_one_that_leads_has_the_node_and_no_ear
         await ends.until(lambda: len(ends.closed) == 1)
         async with second.serving():
             await ends.until(lambda: ends.opened == 2)
-            assert second.connections == 3, "it obeyed none of epoch 3, after one of 4"
+            assert second.connections == 3, "it obeyed not the one between"
             await ends.stop()
 
 

@@ -57,9 +57,10 @@ def _written(held: Database) -> Statements:
         marks = ", ".join("?" * len(columns))
         sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
         made += [(sql, row) for row in rows]
-    # Ids carry the epoch: nodes may still have some of the last one.
+    # It stays the same cell; ids carry the epoch, and nodes may still have some of the last one.
     epochs = (held.epoch, held.epoch)
-    return (*made, ("UPDATE starts SET epoch = ? WHERE epoch < ?", epochs))
+    same = ("UPDATE starts SET cell = ?", (held.cell,))
+    return (*made, same, ("UPDATE starts SET epoch = ? WHERE epoch < ?", epochs))
 
 
 @asynccontextmanager

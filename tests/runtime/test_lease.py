@@ -1,6 +1,6 @@
 """Who leads, by steps of time: the lease without a database."""
 
-from mesh.controller.lease import LEASE_S, LOOK_S_MAX, RENEW_S, Lease, LeaseRow, Role
+from mesh.runtime.lease import LEASE_S, LOOK_S_MAX, RENEW_S, Lease, LeaseRow, Role
 
 
 def row(until: int, *, epoch: int = 3, given_up: bool = False) -> LeaseRow:

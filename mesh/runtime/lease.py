@@ -3,8 +3,8 @@
 A row of the database has the lease: its epoch, who holds it, and until when by the database's
 clock. The leader renews it; one that stands by takes it when nobody has renewed it for as long as
 it lasts by its own monotonic clock, in which it has looked all the time: after the database was
-away, the leader thus has the first say. Before: `postgres`, which asks the database. After: it
-again, which does what is decided.
+away, the leader thus has the first say. The simulator's controllers ask the same object. Before:
+`postgres`, which asks the database. After: it again, which does what is decided.
 """
 
 from enum import StrEnum
@@ -92,9 +92,9 @@ class Lease:
         self._renewed_s = asked_s
 
     def shown(self, epoch: int, now_s: float) -> bool:
-        """A node has obeyed a leader of this epoch, as it says: whether this controller was the
-        leader until now. It takes that on trust only where it cannot renew its lease; else the next
-        renewal tells, within RENEW_S.
+        """A node of this cell has obeyed a leader of this epoch, as it says: whether this
+        controller was the leader until now. It takes that on trust only where it cannot renew its
+        lease; else the next renewal tells, within RENEW_S.
         """
         led = self.role is Role.LEADING and epoch > self.epoch and not self.may_write(now_s)
         if led:
