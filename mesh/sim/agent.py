@@ -24,7 +24,7 @@ from mesh.policy.rules.turns import TurnRule
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host, Recorder
-from mesh.runtime.link_life import LinkLife, LinkLimits
+from mesh.runtime.link_life import LOOK_S, NO_EPOCH, CellEpoch, LinkLife, LinkLimits
 from mesh.runtime.node_actions import Brought, NodePerformer
 from mesh.sim.engine import CostEngine
 from mesh.sim.kv_links import VirtualKvLinks
@@ -61,7 +61,8 @@ class VirtualAgent:
         """It stops once nothing is loaded on it."""
         self._told_leaves = False
         self.link_id: int | None = None
-        self.life = LinkLife(random.Random(identity.run_id), LINK_LIMITS)
+        self.life = LinkLife(random.Random(identity.run_id), LINK_LIMITS, links.addresses)
+        self._obeyed = NO_EPOCH
         self.core = NodeCore(limits=limits, own_rule=own_rule, power=power)
         self.lanes = VirtualLanes(clock)
         self.engine = engine_of(self.lanes.spend)
@@ -80,6 +81,8 @@ class VirtualAgent:
         """Dial in, and report from then on."""
         self._dial()
         self._beat()
+        if self._links.addresses > 1:
+            self._look()
 
     def leave(self) -> None:
         """It is to stop, and is drained first."""
@@ -129,7 +132,7 @@ class VirtualAgent:
             return
         loaded, requests = self.core.instances(), self.core.requests()
         hello = replace(self._identity, instances=loaded, requests=requests, leaves=self.leaves)
-        self.link_id = dialled = self._links.dial(self, hello)
+        self.link_id = dialled = self._links.dial(self, hello, self.life.dial(), self._obeyed)
         if dialled is None:
             self._ended_with("Unavailable")
         else:
@@ -138,8 +141,23 @@ class VirtualAgent:
 
     def _give_up(self, link_id: int) -> None:
         if self.alive and self.link_id == link_id and not self.life.welcomed:
-            self._links.leave(link_id)
-            self._ended_with("Unavailable")
+            self._leave("the controller does not answer")
+
+    def _leave(self, reason: str) -> None:
+        """Close the link at this end."""
+        if self.link_id is not None:
+            self._links.leave(self.link_id)
+            self._closed("Unavailable", reason)
+
+    def _look(self) -> None:
+        """Whether another controller leads now."""
+        if not self.alive:
+            return
+        self._clock.call_at(self._clock.now_s() + LOOK_S, self._look)
+        for at in self.life.others():
+            leads = self._links.leads(self.node_id, at, self._obeyed)
+            if self.life.looked(at, leads=leads):
+                self._leave("another controller leads now")
 
     def _ended_with(self, error: str) -> None:
         self.link_id = None
@@ -150,18 +168,25 @@ class VirtualAgent:
         else:
             self._clock.call_at(self._clock.now_s() + pause_s, self._dial)
 
-    def accepted(self, link_id: int, rule: NodeRule) -> None:
-        if self.alive and link_id == self.link_id:
-            self.life.welcome()
-            self._tell(LinkOpened(rule=rule))
+    def accepted(self, link_id: int, rule: NodeRule, epoch: CellEpoch) -> None:
+        if not self.alive or link_id != self.link_id:
+            return
+        if why := epoch.why_not_after(self._obeyed):
+            self._leave(why)
+            return
+        self._obeyed = epoch
+        self.life.welcome()
+        self._tell(LinkOpened(rule=rule))
 
     def commanded(self, link_id: int, command: NodeCommand) -> None:
         if self.alive and link_id == self.link_id and self.life.welcomed:
             self._host.post(CommandReceived(command=command))
 
     def closed(self, link_id: int, error: str, reason: str) -> None:
-        if not self.alive or link_id != self.link_id:
-            return
+        if self.alive and link_id == self.link_id:
+            self._closed(error, reason)
+
+    def _closed(self, error: str, reason: str) -> None:
         if self.life.welcomed:
             self.link_id = None
             self._tell(LinkClosed(reason=reason))

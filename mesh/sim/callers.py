@@ -5,7 +5,7 @@ when it ends; a token that is lost, wrong, comes twice, unannounced or after the
 mesh and raises AssertionError. Before: `ControllerPerformer`. After: `mesh.domain.outcome`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 
 from mesh.domain.actions import (
@@ -50,6 +50,8 @@ class _Waiting:
     """No controller knows of it until it asks again."""
     broken: bool = False
     """Its stream has broken while its controller lives: what comes before it asks is for nobody."""
+    epoch: int = 0
+    """Of the controller that it listens to."""
     tokens_s: list[float] = field(default_factory=list)
 
 
@@ -63,6 +65,8 @@ class Callers:
         nobody in between.
         """
         self._waiting: dict[RequestId, _Waiting] = {}
+        self.epoch = 0
+        """Of the controller that they ask."""
         self.outcomes: list[Outcome] = []
         """In the order of their ends; none where `ended` is told them instead."""
         self._ended = ended or self.outcomes.append
@@ -85,10 +89,18 @@ class Callers:
             self.lengths[request.request_id] = output_tokens
             tokens = min(tokens, output_tokens)
         answer = answer_of(prompt_tokens, sampling, tokens, deployment.model)
-        self._waiting[request.request_id] = _Waiting(
+        caller = _Waiting(
             request, deployment, slo or deployment.spec.slo, self._clock.now_s(), answer
         )
+        caller.epoch, self._waiting[request.request_id] = self.epoch, caller
         return answer
+
+    def hears(self, request_id: RequestId, epoch: int) -> bool:
+        """Whether it listens to the controller of this epoch. Of what the last one says to who does
+        not wait any more they say so themselves.
+        """
+        caller = self._waiting.get(request_id)
+        return (self.epoch if caller is None else caller.epoch) == epoch
 
     def cancel(self, request_id: RequestId) -> None:
         """A caller goes; it must not be told anything any more."""
@@ -108,24 +120,30 @@ class Callers:
         caller.resumes = caller.broken = True
         caller.unknown = felt
 
-    def cut_off(self) -> None:
-        """Nobody answers any more: each stream breaks. Those with a key wait on."""
-        for request_id in self.open_ids():
+    def cut_off(self, request_ids: Iterable[RequestId]) -> None:
+        """Nobody answers these any more: their streams break. Those with a key wait on."""
+        for request_id in request_ids:
             if self._waiting[request_id].request.keyed:
                 self._waiting[request_id].resumes = self._waiting[request_id].unknown = True
             else:
                 self._end(request_id, FinishReason.FAILED)
 
+    def of_epoch(self, epoch: int) -> tuple[RequestId, ...]:
+        """Those who listen to the controller of this epoch, by their arrival."""
+        return tuple(r for r, caller in self._waiting.items() if caller.epoch == epoch)
+
     def asking_again(self) -> tuple[RequestId, ...]:
-        """Those whose stream has broken, by their arrival."""
-        return tuple(r for r, caller in self._waiting.items() if caller.resumes)
+        """Those whose stream has broken and who have a key, by their arrival."""
+        waiting = self._waiting.items()
+        return tuple(r for r, caller in waiting if caller.resumes and caller.request.keyed)
 
     def again(self, request_id: RequestId) -> InvokeRequested | None:
-        """What a caller asks a new controller; None where it has gone."""
+        """What a caller asks a new controller; None where it has gone, or has asked."""
         caller = self._waiting.get(request_id)
-        if caller is None:
+        if caller is None or not (caller.broken or caller.unknown):
             return None
         caller.broken = caller.unknown = False
+        caller.epoch = self.epoch
         resumed = Resumed(
             output_tokens=caller.answer[: len(caller.tokens_s)],
             age_s=self._clock.now_s() - caller.arrival_s,
@@ -141,8 +159,8 @@ class Callers:
         return tuple(self._waiting)
 
     def unanswered_ids(self) -> tuple[RequestId, ...]:
-        """Those who wait, and have not been told to ask again."""
-        return tuple(r for r, caller in self._waiting.items() if not caller.unknown)
+        """Those who wait for the controller that is asked, and have not been told to ask again."""
+        return tuple(r for r in self.of_epoch(self.epoch) if not self._waiting[r].unknown)
 
     def stuck_ids(self, since_s: float, wait_s_max: float) -> tuple[RequestId, ...]:
         """Those who wait longer than this for the first token, and their TPOT SLO for the others,
@@ -218,6 +236,30 @@ class Callers:
                 end=end,
             )
         )
+
+
+class Streams:
+    """What one of several controllers says to its callers: those that have left it hear nothing."""
+
+    def __init__(self, callers: Callers, epoch: int) -> None:
+        self._callers = callers
+        self._epoch = epoch
+
+    def accepted(self, told: TellAccepted) -> None:
+        if self._callers.hears(told.request_id, self._epoch):
+            self._callers.accepted(told)
+
+    def waiting(self, told: TellWaiting) -> None:
+        if self._callers.hears(told.request_id, self._epoch):
+            self._callers.waiting(told)
+
+    def deliver(self, tokens: DeliverTokens) -> None:
+        if self._callers.hears(tokens.outputs.request_id, self._epoch):
+            self._callers.deliver(tokens)
+
+    def refuse(self, refusal: RefuseRequest) -> None:
+        if self._callers.hears(refusal.request_id, self._epoch):
+            self._callers.refuse(refusal)
 
 
 class MemoryRegistry:

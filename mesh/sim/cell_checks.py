@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.events import NodeReported
 from mesh.domain.ids import RequestId
+from mesh.runtime.link_life import CellEpoch
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.invariants import (
     Watch,
@@ -24,6 +25,7 @@ from mesh.sim.invariants import (
 )
 from mesh.sim.invariants import check_rest as check_cell_at_rest
 from mesh.sim.invariants.cell import check_callers
+from mesh.sim.links import NodeEnd
 from mesh.sim.node import VirtualNode
 
 LOOK_S = 0.25
@@ -44,6 +46,8 @@ class CellChecks:
         self._cell: VirtualCell | None = None
         self._orphans: dict[tuple[int, RequestId], float] = {}
         """By link: what a node computes and the controller does not have there, since when."""
+        self._obeyed: dict[NodeEnd, int] = {}
+        """The epoch that each run of a node has obeyed last."""
 
     @property
     def done(self) -> Counter[str]:
@@ -54,7 +58,15 @@ class CellChecks:
         """Look at this cell from now on, for as long as its clock runs."""
         self._cell = cell
         self._watch.begin(cell.core)
+        cell.links.obeys = self._check_epoch
         self._look(cell)
+
+    def _check_epoch(self, node: NodeEnd, epoch: CellEpoch) -> None:
+        before = self._obeyed.get(node, 0)
+        rule = epoch.number >= before
+        hold(rule, "{} obeys epoch {} after {}", node.node_id, epoch.number, before)
+        self._obeyed[node] = epoch.number
+        self.done["commands"] += 1
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         cell = self._cell
@@ -78,7 +90,7 @@ class CellChecks:
             _check_memory(made)
             if made.agent.alive:
                 check_node_core(made.agent.core)
-        if cell.controller.alive:
+        if cell.controller.alive and not cell.controller.is_frozen:
             check_cell(cell.core, now_s)
             check_callers(cell.core.cell, cell.callers.unanswered_ids())
             self._watch.look(cell.core, now_s)
@@ -120,6 +132,8 @@ def _check_memory(made: VirtualNode) -> None:
 def check_rest(cell: VirtualCell) -> None:
     """Once all faults are over and all requests have ended, nothing is left under way."""
     hold(cell.controller.alive, "no controller runs")
+    leading = [controller.at for controller in cell.controllers if controller.alive]
+    hold(len(leading) == 1, "controllers {} lead", leading)
     core = cell.core.cell
     for made in cell.nodes:
         if made.plan.comes_s is not None and not made.agent.alive:

@@ -1,4 +1,4 @@
-"""A cell under the virtual clock: one controller, N nodes, links between them, and its callers.
+"""A cell under the virtual clock: controllers, N nodes, links between them, and its callers.
 
 The cores and their performers are those of a live cell; what differs is the clock, the engine and
 the links. `run` offers it a workload, one arrival after the other, and ends with the last request.
@@ -33,7 +33,7 @@ from mesh.runtime.policies import rule_of_file
 from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
 from mesh.sim.content import Piece, Said, tokens_of
-from mesh.sim.controller import VirtualController
+from mesh.sim.controller import VirtualController, VirtualStore
 from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.links import VirtualLinks
 from mesh.sim.machines import Machines
@@ -86,6 +86,8 @@ class CellPlan:
     """The most tokens that callers take; `None` stands for what the context leaves."""
     resumes: bool = False
     """Some callers have keys, and ask again where their controller is gone."""
+    controllers: int = 1
+    """Of several one leads, and the others stand by."""
 
     def max_tokens(self, arrival: Arrival, deployment: Deployment) -> int:
         """What its caller asks for."""
@@ -125,23 +127,39 @@ class VirtualCell:
         self.plan = plan
         self.clock = HeapClock() if clock is None else clock
         self.callers = Callers(self.clock, ended) if callers is None else callers
-        self.links = VirtualLinks(self.clock, plan.link_delay_s)
+        self.links = VirtualLinks(self.clock, plan.link_delay_s, plan.controllers)
         self.kv_links = VirtualKvLinks(self.clock)
-        self.controller = VirtualController(
-            clock=self.clock,
-            links=self.links,
-            callers=self.callers,
-            registry=MemoryRegistry(plan.deployments, plan.profiles),
-            policy_name=plan.policy,
-            limits=plan.limits,
-            recorders=recorders,
-            started=started,
-        )
+        self.store = VirtualStore()
+        registry = MemoryRegistry(plan.deployments, plan.profiles)
+        self.controllers = [
+            VirtualController(
+                at=at,
+                store=self.store,
+                alone=plan.controllers == 1,
+                leads=self._led,
+                clock=self.clock,
+                links=self.links,
+                callers=self.callers,
+                registry=registry,
+                policy_name=plan.policy,
+                limits=plan.limits,
+                recorders=recorders,
+                started=started,
+            )
+            for at in range(plan.controllers)
+        ]
+        for made in self.controllers:
+            made.others = [other for other in self.controllers if other is not made]
+        self.controller = self.controllers[0]
+        """The one that began to lead last."""
+        self.cut_off: set[int] = set()
+        """The controllers that callers cannot reach."""
         self._deployments = {made.spec.name: made for made in plan.deployments}
         self._functions = {name: number for number, name in enumerate(self._deployments)}
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._said = Said()
-        self.controller.start()
+        for controller in self.controllers:
+            controller.start()
         own_rule = rule_of_file(plan.policy)
         self.nodes = [
             VirtualNode(
@@ -197,9 +215,20 @@ class VirtualCell:
 
         return ask
 
-    def restart(self) -> None:
-        """The next controller; callers with keys ask it again, one after the other."""
-        self.controller.start()
+    def _led(self, controller: VirtualController) -> None:
+        """Callers with keys leave the one that led before, and ask the next one."""
+        before, self.controller = self.controller, controller
+        before.is_last, controller.is_last = False, True
+        if before.alive and before is not controller:
+            for request_id in self.callers.keyed_ids():
+                self.callers.break_stream(request_id, felt=True)
+                if before.at not in self.cut_off:
+                    before.tell(CancelRequested(request_id=request_id))
+        self.callers.epoch = controller.epoch
+        self._all_ask_again()
+
+    def _all_ask_again(self) -> None:
+        """One after the other."""
         epoch, asking = self.controller.epoch, self.callers.asking_again()
         for n, request_id in enumerate(asking):
             after_s = RESUME_S_MAX * (n + 0.5) / len(asking)
@@ -208,10 +237,36 @@ class VirtualCell:
             )
 
     def _ask_again(self, request_id: RequestId, epoch: int) -> None:
-        if self.controller.alive and self.controller.epoch == epoch:
+        if self.is_reached and self.controller.epoch == epoch:
             asked = self.callers.again(request_id)
             if asked is not None:
                 self.controller.tell(asked)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether callers reach the one that leads."""
+        return self.controller.alive and self.controller.at not in self.cut_off
+
+    def cut(self, at: int, *, node_s: float) -> None:
+        """Nobody reaches a controller any more, nor it anybody, until it is mended."""
+        self.store.cut_from.add(at)
+        self.cut_off.add(at)
+        for node in self.nodes:
+            self.links.cut(node.node_id, at, node_s=node_s)
+        for request_id in self.callers.of_epoch(self.controllers[at].epoch):
+            self.callers.break_stream(request_id, felt=False)
+
+    def mend(self, at: int) -> None:
+        """Its callers find that their streams have broken; those with keys ask again."""
+        self.store.cut_from.discard(at)
+        self.cut_off.discard(at)
+        for node in self.nodes:
+            self.links.mend(node.node_id, at)
+        controller = self.controllers[at]
+        for request_id in self.callers.of_epoch(controller.epoch):
+            controller.tell(CancelRequested(request_id=request_id))
+        self.callers.cut_off(self.callers.of_epoch(controller.epoch))
+        self._all_ask_again()
 
     def run(
         self, workload: Iterable[Arrival], told: Callable[[float], None] = lambda at_s: None
@@ -298,7 +353,7 @@ class VirtualCell:
         answer = self.callers.call(request, deployment, arrival.output_tokens, arrival.slo)
         if arrival.turn is not None:
             self._said.answer(arrival.turn, prompt_tokens, answer)
-        if self.controller.alive:
+        if self.is_reached:
             self.controller.tell(InvokeRequested(request=request, slo=arrival.slo))
         else:
-            self.callers.cut_off()  # those with a key ask the next one
+            self.callers.cut_off((request.request_id,))  # those with a key ask the next one

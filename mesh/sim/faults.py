@@ -51,6 +51,27 @@ class FaultKind(StrEnum):
     """The stream of a client with a key breaks; it asks the same controller again."""
     DRAIN = "drain"
     """An operator drains a node, and takes that back: requests move while all else goes wrong."""
+    STORE_AWAY = "store_away"
+    """No controller reaches the database."""
+    CUT_STORE = "cut_store"
+    """The leader alone does not."""
+    CUT_LEADER = "cut_leader"
+    """Nobody reaches the leader, nor it anybody: database, nodes and callers."""
+    CUT_NODE = "cut_node"
+    """A node and one of the controllers do not reach each other."""
+    FREEZE_LEADER = "freeze_leader"
+    """The leader's process stands still, and goes on where it was."""
+    RESET_SESSIONS = "reset_sessions"
+    """The leader's sessions in the database end, as if it had died."""
+    RESTORE = "restore"
+    """Both controllers end, and the database is restored to an earlier time."""
+
+
+LEASES = (
+    *(FaultKind.STORE_AWAY, FaultKind.CUT_STORE, FaultKind.CUT_LEADER, FaultKind.CUT_NODE),
+    *(FaultKind.FREEZE_LEADER, FaultKind.RESET_SESSIONS, FaultKind.RESTORE),
+)
+"""Those of a cell that has a standby."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +108,13 @@ SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.TEAR: Shape(lasts_s=(0.5, 10.0)),
     FaultKind.BREAK_STREAM: Shape(lasts_s=(0.0, 3.0)),
     FaultKind.DRAIN: Shape(lasts_s=(1.0, 20.0)),
+    FaultKind.STORE_AWAY: Shape(lasts_s=(0.1, 10.0)),
+    FaultKind.CUT_STORE: Shape(lasts_s=(0.1, 10.0)),
+    FaultKind.CUT_LEADER: Shape(lasts_s=(0.1, 10.0), size=(5.0, 15.0)),
+    FaultKind.CUT_NODE: Shape(lasts_s=(1.0, 15.0), size=(5.0, 15.0)),
+    FaultKind.FREEZE_LEADER: Shape(lasts_s=(0.1, 6.0)),
+    FaultKind.RESET_SESSIONS: Shape(),
+    FaultKind.RESTORE: Shape(lasts_s=(0.1, 3.0)),
 }
 
 
@@ -133,6 +161,15 @@ def check_faults(faults: Faults) -> None:
 def breaks_streams(faults: Faults) -> bool:
     """Whether a controller ends now and then, or a client's connection to it."""
     kinds = (FaultKind.KILL_CONTROLLER, FaultKind.STOP_CONTROLLER, FaultKind.BREAK_STREAM)
+    return _has_any(faults, kinds) or has_standby(faults)
+
+
+def has_standby(faults: Faults) -> bool:
+    """Whether a second controller stands by."""
+    return _has_any(faults, LEASES)
+
+
+def _has_any(faults: Faults, kinds: Sequence[FaultKind]) -> bool:
     return any(faults.per_minute.get(kind, 0.0) > 0.0 for kind in kinds)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from mesh.domain.events import DrainRequested
 from mesh.domain.ids import OperationId
 from mesh.sim.cluster import VirtualCell
-from mesh.sim.faults import Fault, FaultKind
+from mesh.sim.faults import LEASES, Fault, FaultKind
 from mesh.sim.kv_links import Torn
 from mesh.sim.node import VirtualNode
 
@@ -47,6 +47,10 @@ class Injection:
                 did = self._tear(fault)
             case FaultKind.DRAIN:
                 did = self._drain(fault)
+            case FaultKind.STORE_AWAY | FaultKind.CUT_NODE | FaultKind.RESTORE:
+                did = self._disturb_standby(fault)
+            case _ if fault.kind in LEASES:
+                did = self._disturb_leader(fault)
             case _:
                 did = self._ail(fault, node)
         self.done[fault.kind] += did
@@ -74,16 +78,59 @@ class Injection:
         return True
 
     def _end_controller(self, fault: Fault) -> bool:
-        controller = self._cell.controller
-        did = controller.alive
+        controller, kills = self._cell.controller, fault.kind is FaultKind.KILL_CONTROLLER
+        did = controller.alive and (kills or not controller.is_frozen)
         if did:
-            end = controller.kill if fault.kind is FaultKind.KILL_CONTROLLER else controller.stop
+            end = controller.kill if kills else controller.stop
             end()
-            self._later(fault, self._cell.restart)
+            self._later(fault, controller.start)
         return did
 
+    def _disturb_standby(self, fault: Fault) -> bool:
+        """What meets both controllers, or one of them."""
+        cell = self._cell
+        match fault.kind:
+            case FaultKind.STORE_AWAY:
+                cell.store.away = True
+                self._later(fault, self._store_back)
+            case FaultKind.CUT_NODE:
+                at = int(fault.chance * len(cell.controllers))
+                cell.links.cut(fault.node_id, at, node_s=fault.size)
+                self._later(fault, partial(cell.links.mend, fault.node_id, at))
+            case _:
+                # The leader last: nobody is to follow it.
+                for controller in sorted(cell.controllers, key=lambda one: one.is_last):
+                    controller.kill()
+                    self._later(fault, controller.start)
+                cell.store.restore(int(fault.chance * cell.store.starts))
+        return True
+
+    def _store_back(self) -> None:
+        self._cell.store.away = False
+
+    def _disturb_leader(self, fault: Fault) -> bool:
+        cell, leader = self._cell, self._cell.controller
+        if not leader.alive or leader.is_frozen or leader.at in cell.cut_off:
+            return False
+        match fault.kind:
+            case FaultKind.CUT_STORE:
+                cell.store.cut_from.add(leader.at)
+                self._later(fault, partial(cell.store.cut_from.discard, leader.at))
+            case FaultKind.CUT_LEADER:
+                cell.cut(leader.at, node_s=fault.size)
+                self._later(fault, partial(cell.mend, leader.at))
+            case FaultKind.FREEZE_LEADER:
+                leader.freeze()
+                self._later(fault, partial(leader.thaw, renews_first=fault.chance < 0.5))
+            case _:
+                leader.lose_sessions()
+        return True
+
     def _cancel(self, fault: Fault) -> bool:
-        waiting = self._cell.callers.open_ids()
+        """Whom a controller does not hear now goes later."""
+        waiting, leader = self._cell.callers.open_ids(), self._cell.controller
+        if leader.is_frozen or leader.at in self._cell.cut_off:
+            return False
         if waiting:
             self._cell.cancel(waiting[int(fault.chance * len(waiting))])
         return bool(waiting)
@@ -91,7 +138,7 @@ class Injection:
     def _break_stream(self, fault: Fault) -> bool:
         """The controller finds out at once, or when the client asks again."""
         waiting = self._cell.callers.keyed_ids()
-        did = bool(waiting) and self._cell.controller.alive
+        did = bool(waiting) and self._cell.is_reached
         if did:
             request_id = waiting[int(fault.chance * len(waiting))]
             ask = self._cell.break_stream(request_id, felt=fault.chance < 0.5)

@@ -15,6 +15,7 @@ from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.values import dataclass
 from mesh.runtime.clock import Clock
+from mesh.runtime.link_life import NO_EPOCH, CellEpoch
 
 
 class NodeEnd(Protocol):
@@ -22,7 +23,7 @@ class NodeEnd(Protocol):
 
     node_id: NodeId
 
-    def accepted(self, link_id: int, rule: NodeRule) -> None: ...
+    def accepted(self, link_id: int, rule: NodeRule, epoch: CellEpoch) -> None: ...
 
     def commanded(self, link_id: int, command: NodeCommand) -> None: ...
 
@@ -31,9 +32,30 @@ class NodeEnd(Protocol):
         ...
 
 
+class ControllerEnd(Protocol):
+    """The controller behind a link, which is at one of several addresses."""
+
+    at: int
+
+    @property
+    def cell_epoch(self) -> CellEpoch: ...
+
+    @property
+    def is_frozen(self) -> bool: ...
+
+    def takes(self, obeyed: CellEpoch) -> bool:
+        """Whether it leads a node that has obeyed that one."""
+        ...
+
+    def tell(self, event: ControllerEvent) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class _Link:
     node: NodeEnd
+    controller: ControllerEnd
+    epoch: CellEpoch
+    """The controller's, when it was dialled."""
     at_controller: bool = True
     """The controller's end is open."""
     at_node: bool = True
@@ -48,27 +70,54 @@ class _Link:
 class VirtualLinks:
     """The controller's ends (see `mesh.runtime.controller_actions.NodeLinks`) and the nodes'."""
 
-    def __init__(self, clock: Clock, delay_s: float) -> None:
+    def __init__(self, clock: Clock, delay_s: float, addresses: int = 1) -> None:
         self._clock = clock
         self._delay_s = delay_s
+        self.addresses = addresses
+        self._ends: list[ControllerEnd | None] = [None] * addresses
+        """The controllers that lead, as far as they know, by their addresses."""
+        self._cut: set[tuple[NodeId, int]] = set()
+        """The nodes that cannot reach a controller."""
+        self.obeys: Callable[[NodeEnd, CellEpoch], None] = lambda node, epoch: None
+        """Is told of each command that comes to a node."""
         self._late_s: dict[NodeId, float] = {}
         """By how much the messages of a node take longer, each way."""
         self._links: dict[int, _Link] = {}
         """Those of which one end at least is open."""
         self._made = 0
-        self.tell: Callable[[ControllerEvent], None] | None = None
-        """Into the controller; None while there is none."""
 
-    def dial(self, node: NodeEnd, hello: NodeHello) -> int | None:
+    def open(self, end: ControllerEnd) -> None:
+        """A controller answers dials from now on."""
+        self._ends[end.at] = end
+
+    def leads(self, node_id: NodeId, at: int, obeyed: CellEpoch) -> bool:
+        """Whether a node finds that the controller there leads one that has obeyed that epoch."""
+        end = self._ends[at]
+        return end is not None and (node_id, at) not in self._cut and end.takes(obeyed)
+
+    def dial(
+        self, node: NodeEnd, hello: NodeHello, at: int = 0, obeyed: CellEpoch = NO_EPOCH
+    ) -> int | None:
         """Open a link; its id, and the controller hears of it after the delay. None where nobody
-        answers.
+        answers. It may be refused when it has come.
         """
-        if self.tell is None:
+        end = self._ends[at]
+        if end is None or (node.node_id, at) in self._cut:
             return None
         self._made += 1
         link_id = self._made
-        link = self._links[link_id] = _Link(node)
-        self._up(link, lambda: self._tell(link, NodeConnected(link_id=link_id, hello=hello)))
+        link = self._links[link_id] = _Link(node, end, end.cell_epoch)
+
+        def come() -> None:
+            if self._cut and (node.node_id, at) in self._cut:
+                return
+            if obeyed.number and not end.is_frozen and not end.takes(obeyed):
+                reason = "another controller leads"
+                self.close(link_id, error="Unavailable", message=reason, hint="")
+                return
+            self._tell(link, NodeConnected(link_id=link_id, hello=hello))
+
+        self._up(link, come)
         return link_id
 
     def report(self, link_id: int, report: NodeReport) -> None:
@@ -101,12 +150,17 @@ class VirtualLinks:
     def accept(self, link_id: int, rule: NodeRule) -> None:
         link = self._links.get(link_id)
         if link is not None and link.at_controller:
-            self._down(link, lambda: link.node.accepted(link_id, rule))
+            self._down(link, lambda: link.node.accepted(link_id, rule, link.epoch))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         link = self._links.get(link_id)
         if link is not None and link.at_controller:
-            self._down(link, lambda: link.node.commanded(link_id, command))
+
+            def come() -> None:
+                self.obeys(link.node, link.epoch)
+                link.node.commanded(link_id, command)
+
+            self._down(link, come)
 
     def close(self, link_id: int, *, error: str, message: str, hint: str) -> None:
         link = self._links.get(link_id)
@@ -115,11 +169,12 @@ class VirtualLinks:
             self._down(link, lambda: self._closed(link_id, error, message))
             self._settle(link_id)
 
-    def hang_up(self, reason: str) -> None:
-        """The controller is gone: its ends of all links close, and no new one is answered."""
-        self.tell = None
-        for link_id in list(self._links):
-            self.close(link_id, error="Unavailable", message=reason, hint="")
+    def hang_up(self, end: ControllerEnd, reason: str) -> None:
+        """A controller is gone: its ends of all links close, and no new one is answered."""
+        self._ends[end.at] = None
+        for link_id, link in list(self._links.items()):
+            if link.controller is end:
+                self.close(link_id, error="Unavailable", message=reason, hint="")
 
     # What can go wrong.
 
@@ -148,6 +203,16 @@ class VirtualLinks:
             self._clock.now_s() + node_s, lambda: self._closed(link_id, "Unavailable", reason)
         )
 
+    def cut(self, node_id: NodeId, at: int, *, node_s: float) -> None:
+        """A node reaches the controller at an address no more, until it is mended."""
+        self._cut.add((node_id, at))
+        for link_id, link in list(self._links.items()):
+            if link.node.node_id == node_id and link.controller.at == at:
+                self.silence(link_id, up=True, down=True, node_s=node_s)
+
+    def mend(self, node_id: NodeId, at: int) -> None:
+        self._cut.discard((node_id, at))
+
     def delay(self, node_id: NodeId, late_s: float) -> None:
         """All that is said to a node and by it takes so much longer from now on."""
         self._late_s[node_id] = late_s
@@ -168,8 +233,8 @@ class VirtualLinks:
         return self._clock.now_s() + self._delay_s + late_s
 
     def _tell(self, link: _Link, event: ControllerEvent) -> None:
-        if link.at_controller and self.tell is not None:
-            self.tell(event)
+        if link.at_controller:
+            link.controller.tell(event)
 
     def _closed(self, link_id: int, error: str, reason: str) -> None:
         link = self._links.get(link_id)

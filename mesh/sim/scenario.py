@@ -27,7 +27,14 @@ from mesh.sim.cell_costs import cell_costs
 from mesh.sim.cluster import Arrival, CellPlan
 from mesh.sim.content import with_beginnings
 from mesh.sim.costs import GivenCosts, NodeCosts
-from mesh.sim.faults import Fault, Faults, breaks_streams, check_faults, occurrences
+from mesh.sim.faults import (
+    Fault,
+    Faults,
+    breaks_streams,
+    check_faults,
+    has_standby,
+    occurrences,
+)
 from mesh.sim.groups import (
     GROUP_MAX,
     DeploymentGroup,
@@ -219,6 +226,7 @@ def plan(scenario: Scenario) -> CellPlan:
         lengths_told=costs.lengths_told,
         output_tokens_max=scenario.output_tokens_max,
         resumes=scenario.faults is not None and breaks_streams(scenario.faults),
+        controllers=1 + (scenario.faults is not None and has_standby(scenario.faults)),
     )
 
 

@@ -19,7 +19,7 @@ from mesh.domain.steps import LoadTier
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.checking import FaultyRun
-from mesh.sim.faults import SHAPES, FaultKind, Faults, check_faults, occurrences
+from mesh.sim.faults import LEASES, SHAPES, FaultKind, Faults, check_faults, occurrences
 from mesh.sim.scenario import Scenario, arrivals, faults, plan, read_scenario
 from tests.support.depth import DEEP
 
@@ -83,6 +83,7 @@ SCENARIO = WORKLOADS / "faults.toml"
 TALKING = WORKLOADS / "fault_conversations.toml"
 SHARING = WORKLOADS / "fault_sharing.toml"
 SWAPPING = WORKLOADS / "fault_swaps.toml"
+STANDBY = WORKLOADS / "fault_standby.toml"
 
 
 class Journalled:
@@ -109,8 +110,9 @@ def beginning(path: Path) -> Scenario:
     return replace(read, workload=workload, faults=replace(read.faults, until_s=50.0))
 
 
-def run_each_seed(read: Scenario, watching: Recorder) -> None:
+def run_each_seed(read: Scenario, watching: Recorder) -> list[FaultyRun]:
     """A quarter of the seeds of a scenario, under all checks, all of them watched."""
+    runs = []
     for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
         scenario = replace(read, seed=seed)
         made = plan(scenario)
@@ -122,6 +124,8 @@ def run_each_seed(read: Scenario, watching: Recorder) -> None:
             error.add_note(f"{seed=} of {read.workload}")
             raise
         assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
+        runs.append(run)
+    return runs
 
 
 @pytest.mark.timeout(3600)
@@ -144,6 +148,12 @@ def test_weights_swap_and_kv_blocks_move_whatever_fails() -> None:
     run_each_seed(read_scenario(SWAPPING), swaps)
     assert swaps.out > 5 * max(SEEDS // 4, 1), "heartbeats with requests whose weights are out"
     assert swaps.offered > max(SEEDS // 4, 1), "requests whose KV blocks were sent"
+
+
+@pytest.mark.timeout(3600)
+def test_one_that_stands_by_follows_and_each_node_obeys_the_later_whatever_fails() -> None:
+    runs = run_each_seed(beginning(STANDBY), Journalled())
+    assert all(run.cell.store.starts > 1 for run in runs)
 
 
 class Swaps:
@@ -207,5 +217,6 @@ def test_nothing_is_lost_doubled_or_stuck_and_a_seed_decides_the_same_twice() ->
         done.update(dict(run.counts().faults))
     assert ends["stop"] + ends["length"] >= 25 * len(hashes), "the faults leave nothing of the work"
     assert hashes[0] == hashes[1]
-    kinds = set(FaultKind) - {FaultKind.TEAR}  # no KV blocks travel here
+    # No KV blocks travel here, and nobody stands by.
+    kinds = set(FaultKind) - {FaultKind.TEAR, *LEASES}
     assert SEEDS < MANY or set(done) == {kind.value for kind in kinds}

@@ -16,11 +16,11 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
 from mesh.runtime.journal import FrontStart, Journal, read_journal, replay
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
-from mesh.sim.front import VirtualFront
 from mesh.sim.groups import DeploymentGroup, NodeGroup
 from mesh.sim.scenario import Scenario, plan
 from mesh.sim.workload import Serverless, arrivals_of, generated
 from tests.sim.scenarios import scenario
+from tests.sim.virtual_front import VirtualFront
 from tests.support.depth import DEEP
 
 log = logging.getLogger(__name__)

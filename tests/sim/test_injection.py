@@ -260,6 +260,30 @@ def test_an_unload_that_takes_no_time_has_given_its_memory_back() -> None:
     assert node.engine_faults.overbooked == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "follows"),
+    [
+        (FaultKind.CUT_STORE, True),
+        (FaultKind.CUT_LEADER, True),
+        (FaultKind.FREEZE_LEADER, True),
+        (FaultKind.RESET_SESSIONS, True),
+        (FaultKind.KILL_CONTROLLER, True),
+        (FaultKind.RESTORE, True),
+        (FaultKind.STORE_AWAY, False),
+    ],
+)
+def test_who_has_a_key_goes_on_under_the_one_that_stood_by(
+    made: CellPlan, kind: FaultKind, follows: bool
+) -> None:
+    """And nothing is loaded anew."""
+    standby = replace(made, resumes=True, controllers=2)
+    faulty, (other, keyed) = run(standby, fault(kind), LONG._replace(at_s=0.5))
+    assert (keyed.end, len(keyed.tokens_s)) == (FinishReason.STOP, 200)
+    assert other.end is (FinishReason.FAILED if follows else FinishReason.STOP)
+    assert (faulty.cell.controller.epoch > 1) == follows
+    assert loads(faulty) == {"cpu": 1}
+
+
 @pytest.mark.parametrize("chance", [0.0, 0.9])
 def test_a_stream_that_breaks_goes_on_at_the_same_controller(made: CellPlan, chance: float) -> None:
     """Its controller felt it at once, or when its client came again."""

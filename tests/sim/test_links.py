@@ -11,6 +11,7 @@ from mesh.domain.ids import InstanceId, NodeId, RequestId
 from mesh.domain.messages import Heartbeat, InstanceGone, NodeCommand, UnloadInstance
 from mesh.domain.node_events import NodeEvent, SubmitBroke
 from mesh.domain.node_rule import NodeRule
+from mesh.runtime.link_life import NO_EPOCH, CellEpoch
 from mesh.runtime.node_actions import Lane
 from mesh.sim.clock import HeapClock
 from mesh.sim.lanes import VirtualLanes
@@ -27,12 +28,15 @@ class Ends:
 
     clock: HeapClock = field(default_factory=HeapClock)
     node_id: NodeId = HELLO.node_id
+    at = 0
+    cell_epoch = NO_EPOCH
+    is_frozen = False
     at_node: list[tuple[float, str]] = field(default_factory=list)
     at_controller: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.links = VirtualLinks(self.clock, DELAY_S)
-        self.links.tell = self.told
+        self.links.open(self)
         self.link_id = self.dial()
         self.clock.run_until(1.0)
         self.at_controller.clear()
@@ -42,7 +46,10 @@ class Ends:
         assert link_id is not None
         return link_id
 
-    def told(self, event: ControllerEvent) -> None:
+    def takes(self, obeyed: CellEpoch) -> bool:
+        return True
+
+    def tell(self, event: ControllerEvent) -> None:
         match event:
             case NodeReported(report=Heartbeat() as beat):
                 self.at_controller.append((self.clock.now_s(), str(beat.rss_bytes)))
@@ -51,7 +58,7 @@ class Ends:
             case _:
                 raise AssertionError(event)
 
-    def accepted(self, link_id: int, rule: NodeRule) -> None:
+    def accepted(self, link_id: int, rule: NodeRule, epoch: CellEpoch) -> None:
         self.at_node.append((self.clock.now_s(), "accepted"))
 
     def commanded(self, link_id: int, command: NodeCommand) -> None:
@@ -119,10 +126,10 @@ def test_a_node_that_dies_is_heard_to_the_end_unless_its_machine_goes_with_it(en
 
 def test_a_controller_that_ends_is_heard_to_the_end_and_answers_nobody(ends: Ends) -> None:
     ends.say(1)
-    ends.links.hang_up("it was killed")
+    ends.links.hang_up(ends, "it was killed")
     assert ends.links.dial(ends, HELLO) is None
     assert ends.heard() == ([], ["1", "Unavailable"])
-    ends.links.tell = ends.told
+    ends.links.open(ends)
     ends.link_id = ends.dial()
     ends.say(2)
     assert ends.heard() == (["NodeConnected", "2"], ["1", "Unavailable", "2"])

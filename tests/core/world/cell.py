@@ -131,7 +131,7 @@ class World:
     def restart_controller(self) -> None:
         """Its callers get nothing more; its nodes notice that their links broke."""
         self.operations.clear()
-        self.callers.cut_off()
+        self.callers.cut_off(self.callers.open_ids())
         self.links.clear()
         self.start_controller()
         for node in self.nodes:

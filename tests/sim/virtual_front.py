@@ -98,7 +98,7 @@ class _CellCallers(Callers):
         if attempt is not None:
             self.end(refusal.request_id, attempt, refusal)
 
-    def cut_off(self) -> None:
+    def cut_off(self, request_ids: Iterable[RequestId]) -> None:
         for request_id, attempt in self.attempts.items():
             self.end(request_id, attempt, None)
         self.attempts.clear()
