@@ -132,6 +132,11 @@ class Callers:
         """Those who listen to the controller of this epoch, by their arrival."""
         return tuple(r for r, caller in self._waiting.items() if caller.epoch == epoch)
 
+    def with_key(self, epoch: int) -> tuple[RequestId, ...]:
+        """Those of them who have a key, and have not been told to ask again."""
+        found = ((r, self._waiting[r]) for r in self.of_epoch(epoch))
+        return tuple(r for r, caller in found if caller.request.keyed and not caller.unknown)
+
     def asking_again(self) -> tuple[RequestId, ...]:
         """Those whose stream has broken and who have a key, by their arrival."""
         waiting = self._waiting.items()

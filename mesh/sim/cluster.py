@@ -220,7 +220,7 @@ class VirtualCell:
         before, self.controller = self.controller, controller
         before.is_last, controller.is_last = False, True
         if before.alive and before is not controller:
-            for request_id in self.callers.keyed_ids():
+            for request_id in self.callers.with_key(before.epoch):
                 self.callers.break_stream(request_id, felt=True)
                 if before.at not in self.cut_off:
                     before.tell(CancelRequested(request_id=request_id))
