@@ -18,7 +18,7 @@ from mesh.domain.actions import (
     TellWaiting,
 )
 from mesh.domain.deployment import Deployment
-from mesh.domain.events import InvokeRequested
+from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.outcome import Outcome
@@ -118,7 +118,7 @@ class Callers:
         """
         caller = self._waiting[request_id]
         caller.resumes = caller.broken = True
-        caller.unknown = felt
+        caller.unknown = caller.unknown or felt
 
     def cut_off(self, request_ids: Iterable[RequestId]) -> None:
         """Nobody answers these any more: their streams break. Those with a key wait on."""
@@ -142,11 +142,14 @@ class Callers:
         waiting = self._waiting.items()
         return tuple(r for r, caller in waiting if caller.resumes and caller.request.keyed)
 
-    def again(self, request_id: RequestId) -> InvokeRequested | None:
-        """What a caller asks a new controller; None where it has gone, or has asked."""
+    def again(self, request_id: RequestId) -> list[ControllerEvent]:
+        """What a caller asks a controller, which finds that the stream before has broken if it does
+        not know that yet; nothing where it has gone, or has asked.
+        """
         caller = self._waiting.get(request_id)
         if caller is None or not (caller.broken or caller.unknown):
-            return None
+            return []
+        felt = [] if caller.unknown else [CancelRequested(request_id=request_id)]
         caller.broken = caller.unknown = False
         caller.epoch = self.epoch
         resumed = Resumed(
@@ -155,9 +158,8 @@ class Callers:
             accepted=True,
         )
         own = caller.slo is not caller.deployment.spec.slo
-        return InvokeRequested(
-            request=caller.request, slo=caller.slo if own else None, resumed=resumed
-        )
+        slo = caller.slo if own else None
+        return [*felt, InvokeRequested(request=caller.request, slo=slo, resumed=resumed)]
 
     def open_ids(self) -> tuple[RequestId, ...]:
         """The ids of those who wait, by their arrival."""

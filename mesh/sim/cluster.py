@@ -203,17 +203,9 @@ class VirtualCell:
         is asked again; what does that.
         """
         self.callers.break_stream(request_id, felt=felt)
-        cancelled, epoch = CancelRequested(request_id=request_id), self.controller.epoch
         if felt:
-            self.controller.tell(cancelled)
-
-        def ask() -> None:
-            if self.controller.alive and self.controller.epoch == epoch:
-                if not felt:
-                    self.controller.tell(cancelled)
-                self._ask_again(request_id, epoch)
-
-        return ask
+            self.controller.tell(CancelRequested(request_id=request_id))
+        return partial(self._ask_again, request_id, self.controller.epoch)
 
     def _led(self, controller: VirtualController) -> None:
         """Callers with keys leave the one that led before, and ask the next one."""
@@ -238,8 +230,7 @@ class VirtualCell:
 
     def _ask_again(self, request_id: RequestId, epoch: int) -> None:
         if self.is_reached and self.controller.epoch == epoch:
-            asked = self.callers.again(request_id)
-            if asked is not None:
+            for asked in self.callers.again(request_id):
                 self.controller.tell(asked)
 
     @property
