@@ -212,10 +212,11 @@ class VirtualCell:
         before, self.controller = self.controller, controller
         before.is_last, controller.is_last = False, True
         if before.alive and before is not controller:
-            for request_id in self.callers.with_key(before.epoch):
+            leaving = self.callers.with_key(before.epoch)
+            for request_id in leaving:
                 self.callers.break_stream(request_id, felt=True)
-                if before.at not in self.cut_off:
-                    before.tell(CancelRequested(request_id=request_id))
+            for request_id in leaving if before.at not in self.cut_off else ():
+                before.tell(CancelRequested(request_id=request_id))
         self.callers.epoch = controller.epoch
         self._all_ask_again()
 
