@@ -51,7 +51,7 @@ class _Waiting:
     broken: bool = False
     """Its stream has broken while its controller lives: what comes before it asks is for nobody."""
     epoch: int = 0
-    """Of the controller that it listens to."""
+    """The epoch of the controller that it listens to."""
     tokens_s: list[float] = field(default_factory=list)
 
 
@@ -66,7 +66,7 @@ class Callers:
         """
         self._waiting: dict[RequestId, _Waiting] = {}
         self.epoch = 0
-        """Of the controller that they ask."""
+        """The epoch of the controller that they ask."""
         self.outcomes: list[Outcome] = []
         """In the order of their ends; none where `ended` is told them instead."""
         self._ended = ended or self.outcomes.append

@@ -87,7 +87,7 @@ class CellPlan:
     resumes: bool = False
     """Some callers have keys, and ask again where their controller is gone."""
     controllers: int = 1
-    """Of several one leads, and the others stand by."""
+    """How many there are: one leads, and the others stand by."""
 
     def max_tokens(self, arrival: Arrival, deployment: Deployment) -> int:
         """What its caller asks for."""
