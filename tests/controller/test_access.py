@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -210,7 +211,7 @@ def paths() -> list[str]:
         metrics=nothing,
         feed=nothing,
         operator=nothing,
-        reads=nothing,
+        reads=cast(Any, SimpleNamespace(threads=None)),
     )
     return [cast(Any, route).path for route in made.routes]
 
