@@ -20,7 +20,7 @@ from tests.support.depth import DEEP
 ROOT = Path(__file__).parents[2]
 EXAMPLES = tuple(str(path) for path in sorted((ROOT / "examples/policies").glob("*.py")))
 ADVERSARY = str(ROOT / "tests/support/adversary.py")
-ARRIVALS_S, FAULTS_S = (10.0, 100.0) if DEEP else (4.0, 40.0)
+ARRIVALS_S, FAULTS_S = (10.0, 100.0) if DEEP else (3.0, 30.0)
 SEEDS = range(1, 4 if DEEP else 2)
 
 
