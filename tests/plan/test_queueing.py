@@ -49,7 +49,7 @@ def test_waits_of_one_server_are_the_known_ones() -> None:
 
 def simulated_s(rate: float, further_s: float, servers: int, batch_max: int) -> float:
     """The mean sojourn where a server takes what waits, a second for the first of a batch."""
-    draw, at_s, count = random.Random(1), 0.0, 40_000
+    draw, at_s, count = random.Random(1), 0.0, 20_000
     arrivals = [at_s := at_s + draw.expovariate(rate) for _ in range(count)]
     free, number, total_s = [0.0] * servers, 0, 0.0
     while number < count:

@@ -11,7 +11,7 @@ from mesh.domain.errors import InvalidInput
 from mesh_workloads.lengths import Lengths, Quantiles
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, PUBLISHED
 
-DRAWS = 20_000
+DRAWS = 10_000
 MEANS = {"azure-conversation": (1154.7, 211.1), "azure-code": (2047.8, 27.9)}
 """The means of the traces' lengths, in tokens."""
 
