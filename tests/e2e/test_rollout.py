@@ -150,13 +150,22 @@ def test_an_update_that_cannot_load_leaves_the_old_revision_serving(
     assert cell.invoke(CHAT, "still here", max_tokens=5).finished().output_tokens == 5
 
 
-def test_revisions_survive_a_kill(cell: LiveCell, tiny_model: Path, other_model: Path) -> None:
-    controller = cell.start_controller()
-    node = cell.start_node("n1")
+def test_a_rollout_and_its_revisions_survive_kills_of_the_controller(
+    cell: LiveCell, tiny_model: Path, other_model: Path
+) -> None:
+    """One amid the rollout, which goes on, and one after it."""
+    cell.start_controller()
+    node = cell.start_node("n1", "--load-s", "1.0")
     cell.client.deploy(spec(tiny_model))
-    cell.client.deploy(spec(other_model))
+    cell.wait_for("an instance", lambda: cell.instance_count(CHAT) == 1)
+    assert cell.client.deploy(spec(other_model)).text == "revision 2 starts"
+    assert cell.client.get(CHAT).revision == 1
+    cell.controller.kill()
+    cell.start_controller()
+    assert cell.client.get(CHAT).revision == 1, "the old one serves till then"
     cell.wait_for("the update", lambda: serves(cell, 2))
-    controller.kill()
+    assert cell.invoke(CHAT, "and on", max_tokens=5).finished().output_tokens == 5
+    cell.controller.kill()
     cell.start_controller()
     cell.wait_for("the node", lambda: cell.node("n1"))
     found = cell.client.get(CHAT)
@@ -166,19 +175,3 @@ def test_revisions_survive_a_kill(cell: LiveCell, tiny_model: Path, other_model:
     cell.wait_for("the way back", lambda: serves(cell, 3))
     assert cell.client.get(CHAT).spec.source == f"file://{tiny_model}"
     assert node.popen.poll() is None
-
-
-def test_a_rollout_goes_on_after_its_controller_was_killed(
-    cell: LiveCell, tiny_model: Path, other_model: Path
-) -> None:
-    controller = cell.start_controller()
-    cell.start_node("n1", "--load-s", "1.5")
-    cell.client.deploy(spec(tiny_model))
-    cell.wait_for("an instance", lambda: cell.instance_count(CHAT) == 1)
-    assert cell.client.deploy(spec(other_model)).text == "revision 2 starts"
-    assert cell.client.get(CHAT).revision == 1
-    controller.kill()
-    cell.start_controller()
-    assert cell.client.get(CHAT).revision == 1, "the old one serves till then"
-    cell.wait_for("the update", lambda: serves(cell, 2))
-    assert cell.invoke(CHAT, "and on", max_tokens=5).finished().output_tokens == 5
