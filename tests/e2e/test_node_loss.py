@@ -15,12 +15,14 @@ STEP = ("--step-s", "0.03")
 TOKENS = 60
 
 
-def test_a_killed_nodes_requests_continue_elsewhere(cell: LiveCell, tiny_model: Path) -> None:
+def test_a_killed_nodes_requests_continue_elsewhere_and_it_serves_again(
+    cell: LiveCell, tiny_model: Path
+) -> None:
     first = cell.start("n1", *STEP)
     cell.deploy("chat", tiny_model)
     undisturbed = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
     undisturbed.finished()
-    cell.start_node("n2", *STEP)
+    second = cell.start_node("n2", *STEP)
 
     answers = [cell.invoke("chat", "to be continued", max_tokens=TOKENS) for _ in range(3)]
     for answer in answers:
@@ -32,6 +34,10 @@ def test_a_killed_nodes_requests_continue_elsewhere(cell: LiveCell, tiny_model: 
         assert answer.token_ids == undisturbed.token_ids
         assert answer.text == undisturbed.text
     cell.wait_for("the lost node to be forgotten", lambda: cell.node("n1") is None)
+    cell.start_node("n1")
+    second.kill()
+    cell.wait_for("the other node to be forgotten", lambda: cell.node("n2") is None)
+    assert cell.invoke("chat", "again", max_tokens=5).finished().output_tokens == 5
 
 
 def test_a_frozen_node_comes_back_without_its_requests(cell: LiveCell, tiny_model: Path) -> None:
@@ -74,14 +80,6 @@ def test_without_another_node_requests_are_refused_soon(cell: LiveCell, tiny_mod
         answer.finished()
     assert raised.value.reason is RefusalReason.NODE_LOST
     assert "its node was lost" in raised.value.message
-
-
-def test_a_node_that_restarts_serves_again(cell: LiveCell, tiny_model: Path) -> None:
-    cell.start("n1").kill()
-    cell.wait_for("the lost node to be forgotten", lambda: cell.node("n1") is None)
-    cell.start_node("n1")
-    cell.deploy("chat", tiny_model)
-    assert cell.invoke("chat", "again", max_tokens=5).finished().output_tokens == 5
 
 
 def test_the_second_node_of_a_name_is_sent_away(cell: LiveCell, tiny_model: Path) -> None:
