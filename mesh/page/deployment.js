@@ -22,7 +22,7 @@ export function Deployment({ live, name }) {
       <${Total} name="running" value=${count(one.running)} />
       <${Total} name="queued" value=${count(one.queued)} />
       <${Total} name="served" value=${count(one.served)} />
-      <${Total} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
+      <${Total} name="SLO met, ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
       <${Total} name="TTFT p50 / p95, SLO ${limit(spec.slo.ttft_s)}" value="${seconds(recent.ttft_p50_s)} / ${seconds(recent.ttft_p95_s)}" small />
       <${Total} name="TPOT p50 / p95, SLO ${tpotLimit(spec)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" small />
       <${Total} name="refused lately, by reason" value=${refusals(recent.refused)} small />

@@ -17,7 +17,7 @@ export function Deployments({ state, asked }) {
     <p><label>Filter by name, state or source
       <input type="search" value=${filter} onInput=${(event) => ask({ filter: event.target.value })} /></label>
       <span class="dim" role="status"> ${rows.length} of ${all.length}</span></p>
-    <${Table} label="Deployments" columns=${session.journal ? COLUMNS.slice(0, -1) : COLUMNS} rows=${rows} keyOf=${(row) => row.name} sort=${sort}
+    <${Table} label="Deployments" columns=${COLUMNS.filter(({ name }) => name !== "try" || !session.journal)} rows=${rows} keyOf=${(row) => row.name} sort=${sort}
       onSort=${({ name, number }) => ask({ sort: next(name, number, sort) })} />`;
 }
 
@@ -45,10 +45,11 @@ const next = (name, number, sort) => (sort === (number ? `-${name}` : name) ? (n
 
 const pair = (say, middle, high) => (middle === undefined ? "–" : `${say(middle)} / ${say(high)}`);
 
-// The last is left out over a journal, in which there is nothing to try.
+// Over a journal there is nothing to try.
 const COLUMNS = [
   { name: "name", title: "name", of: (d) => d.name,
     cell: (d) => html`<a href=${address("deployments", d.name)}><${Text}>${d.name}<//></a>` },
+  { name: "try", title: "try", cell: (d) => html`<a href=${address("try", "", { a: d.name })} aria-label=${`try ${d.name}`}>try</a>` },
   { name: "state", title: "state", of: (d) => d.state, cell: (d) => html`<${Badge} state=${d.state} /> <${Text}>${d.phase}<//>` },
   { name: "ready", title: "ready", number: true, of: (d) => d.ready, cell: (d) => d.ready },
   { name: "running", title: "running", number: true, of: (d) => d.running, cell: (d) => count(d.running) },
@@ -65,5 +66,4 @@ const COLUMNS = [
   { name: "reasons", title: "refused lately, by reason", cell: (d) => refusals(d.recent.refused) },
   { name: "revision", title: "revision", number: true, of: (d) => d.revision, cell: (d) => d.revision },
   { name: "source", title: "source", of: (d) => d.spec.source, cell: (d) => html`<${Text}>${d.spec.source}<//>` },
-  { name: "try", title: "try", cell: (d) => html`<a href=${address("try", "", { a: d.name })} aria-label=${`try ${d.name}`}>try</a>` },
 ];

@@ -972,7 +972,9 @@ def test_the_only_viewer_keeps_its_lines_while_it_is_hidden(page: Any, cell: Cel
     """Nothing is kept for it meanwhile: it is told the whole, with lines that it has."""
     show(page, "#/logs")
     page.locator(".log li").first.wait_for()
-    page.wait_for_timeout(2_000)  # lines of what other tests did
+    with MeshClient(cell.address) as client:
+        wait_for(client, DeploymentName("chat"), Goal.READY, READY_S_MAX)  # after other tests
+    page.wait_for_timeout(1_000)
     shown = page.get_by_role("status").filter(has_text="lines")
     page.get_by_role("button", name="pause").click()
     before = int(re.findall("[0-9]+", shown.inner_text())[1])
@@ -982,7 +984,8 @@ def test_the_only_viewer_keeps_its_lines_while_it_is_hidden(page: Any, cell: Cel
         (node,) = client.nodes()
         client.drain(node.node_id)
         client.drain(node.node_id, undo=True)
-    page.wait_for_timeout(2_500)
+        page.wait_for_timeout(2_500)
+        wait_for(client, DeploymentName("chat"), Goal.READY, READY_S_MAX)
     assert page.get_by_role("alert").count() == 0, "nobody was asked, so nobody is silent"
     with page.expect_response("**/api/v1/events") as answer:
         hide(page, False)
