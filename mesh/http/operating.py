@@ -86,16 +86,11 @@ class Operate:
     def _begun(self, name: DeploymentName, request: Request, given: bytes) -> Replies:
         """Raises NotFound for no verb of ours, and InvalidInput for a body that is none of its."""
         operator = self._operator
+        alone = {"load": operator.load, "unload": operator.unload, "delete": operator.delete}
         match request.path_params["verb"]:
-            case "load":
+            case verb if verb in alone:
                 read(_Nothing, given)
-                return operator.load(name)
-            case "unload":
-                read(_Nothing, given)
-                return operator.unload(name)
-            case "delete":
-                read(_Nothing, given)
-                return operator.delete(name)
+                return alone[verb](name)
             case "undo":
                 return operator.undo(name, read(_Undo, given).to)
             case "profile":

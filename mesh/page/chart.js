@@ -69,7 +69,7 @@ export class Chart extends Component {
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC }, drag: { setScale: false } },
       scales: { y: { range: (_, least, most) => [this.props.low ? Math.min(least ?? 0, 0) : 0, Math.max(most ?? 0, this.props.least ?? 1)] } },
-      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, y],
+      axes: [{ ...axis, size: 30, space: 70, values: (_, times) => times.map(clock) }, y],
       series: [
         { value: (_, time) => (time ? clock(time) : "–") },
         ...this.props.series.map((one, n) => ({
