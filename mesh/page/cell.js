@@ -59,7 +59,7 @@ function Totals({ state, samples }) {
     ${status.queued > 0 && html`<${Total} name="queued, by deployment" value=${queues(state.deployments)} small />`}
     <${Total} name="served" value=${count(status.served)} />
     ${status.batches.length > 0 && html`<${Total} name="lines of batches done" value="${count(sum(status.batches, "done"))} of ${count(sum(status.batches, "lines"))}" />`}
-    <${Total} name="refused, by reason" value=${refusals(status.refused)} small />
+    <${Total} name="refused, by reason" value=${refusals(status.refused)} small=${Object.keys(status.refused).length > 0} />
     <${Total} name="output tokens/s" value=${fixed(rate, 1)} />
     <${Total} name="SLO met, ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
     <${Total} name="up, version ${status.version}" value=${span(status.uptime_s)} />
