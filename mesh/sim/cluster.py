@@ -29,6 +29,7 @@ from mesh.memory.block_keys import digests_of
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
+from mesh.runtime.lease import RENEW_S
 from mesh.runtime.policies import rule_of_file
 from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
@@ -230,7 +231,13 @@ class VirtualCell:
             )
 
     def _ask_again(self, request_id: RequestId, epoch: int) -> None:
-        if self.is_reached and self.controller.epoch == epoch:
+        if not self.is_reached or self.controller.epoch != epoch:
+            return
+        if self.controller.is_frozen:
+            # It may still speak to the stream before, which callers do not tell from this one.
+            after_s = self.clock.now_s() + RENEW_S
+            self.clock.call_at(after_s, partial(self._ask_again, request_id, epoch))
+        else:
             for asked in self.callers.again(request_id):
                 self.controller.tell(asked)
 
