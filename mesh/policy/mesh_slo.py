@@ -43,8 +43,8 @@ from mesh.policy.rules.chunked import BY_DUE, Chunked
 from mesh.policy.views import CellView, InstanceView, RequestView
 
 FIRST_TOKEN_SPARE_SHARE = 0.03
-"""So much of the time until a first token is due is left for what predictions miss: who comes for
-its decodes meanwhile. On an idle server there is nobody, and a prompt may take all of its time.
+"""So much of the time until a first token is due is left for what predictions miss, on an idle
+server, too: a prompt that takes all of its time there costs more than itself in overload.
 """
 
 
@@ -103,8 +103,7 @@ class MeshSlo(CoLocated):
         it decodes elsewhere, which may take a pace longer where this server itself decodes the
         second token in time.
         """
-        share = FIRST_TOKEN_SPARE_SHARE if server.batch else 0.0
-        spare_s = share * max(request.due_s - cell.now_s, 0.0)
+        spare_s = FIRST_TOKEN_SPARE_SHARE * max(request.due_s - cell.now_s, 0.0)
         if not _passes_through(request, server):
             return spare_s
         early_s = hand_over_s(request, server, cell, self.pace_share)

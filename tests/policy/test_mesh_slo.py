@@ -80,17 +80,11 @@ def test_a_first_token_leaves_a_share_of_its_time_for_what_predictions_miss() ->
         assert submitted(cell.ask("r2", prompt=200, ttft_s=ttft_s)) == [("r2", went)]
 
 
-def test_an_idle_server_takes_a_prompt_that_takes_nearly_all_of_its_ttft() -> None:
-    # Alone it takes 20 ms.
-    for ttft_s, went in ((0.0199, []), (0.0201, [("r1", "n1")])):
-        assert submitted(_cell().ask("r1", prompt=200, ttft_s=ttft_s)) == went
-
-
 def test_a_server_without_requests_is_of_the_pool_at_once() -> None:
     cell = _cell()
     assert submitted(cell.ask("r1", tpot_s=0.1, prompt=3)) == [("r1", "n1")]
     cell.tokens(cell.links["n1"], "r1", (7,), finish=FinishReason.LENGTH)
-    assert submitted(cell.ask("r2", prompt=200, ttft_s=0.0201)) == [("r2", "n1")]
+    assert submitted(cell.ask("r2", prompt=200, ttft_s=0.021)) == [("r2", "n1")]
     assert cell.labels() == ["tier 50 ms", "", ""]
 
 
