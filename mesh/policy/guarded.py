@@ -9,9 +9,11 @@ harm: no plan, no pass, an order by ids, a cache by demand. Time is told by the 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, TypeVar, cast
 
 from mesh.domain.actions import NotePolicyFault
+from mesh.domain.checks import CONTEXT_TOKENS_MAX
 from mesh.domain.errors import MeshError
 from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import PolicyFaultKind, Verdict
@@ -32,6 +34,7 @@ from mesh.policy.plans import (
 )
 from mesh.policy.room import by_demand, longest_headroom
 from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.swapping import Swap, SwapRule, Weights
 from mesh.policy.rules.turns import Grant, TurnBounds, TurnRule, name_of, whole_turn
 from mesh.policy.views import (
     AheadView,
@@ -49,6 +52,8 @@ PLANS_SPARE = 64
 """Plans of one answer that are looked at, beside two for each node and instance of the cell."""
 SIZES_MAX = 4096
 """Answers of `kv` that are kept."""
+ITERATIONS_MAX = 4096
+"""The most decodes of one turn."""
 WAIT_S_LEAST, WAIT_S_MOST = 0.1, 3600.0
 """Until a policy is asked again what becomes of an idle instance."""
 
@@ -155,6 +160,9 @@ class Guarded:
         try:
             found = self._policy.idle(instance, cell)
             if isinstance(found, Release):
+                _check(found)
+                if found.instance is not instance:
+                    raise ValueError("it releases another instance")
                 return found
             if found != found:
                 raise ValueError("it says nan seconds")
@@ -255,13 +263,33 @@ class _GuardedRule:
     def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         try:
             grant = self._rule.turn(queues, now_s, bounds)
-            if any(grant.queue is queue for queue in queues) and grant.seconds >= 0.0:
-                return grant
-            raise ValueError(f"no turn of the instances that have work: {grant!r}")
+            if not any(grant.queue is queue for queue in queues) or not _can_be(grant):
+                raise ValueError(f"no turn of the instances that have work: {grant!r}")
+            return grant
         except Exception as error:
             self._policy.raised("turn", error)
         inside = [queue for queue in queues if not queue.out]
         return whole_turn(min(inside, key=lambda queue: queue.instance_id), queues, bounds)
+
+    def swap(self, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
+        try:
+            return cast(SwapRule, self._rule).swap(weights, free_bytes)
+        except Exception as error:
+            self._policy.raised("swap", error)
+        return None
+
+
+def _can_be(grant: Grant) -> bool:
+    """Whether a turn can be rolled forward."""
+    computed = grant.prefill
+    tokens = [computed] if isinstance(computed, int) else [tokens for _, tokens in computed]
+    numbers = (grant.iterations, *tokens)
+    return (
+        (grant.decode is None or isinstance(grant.decode, tuple))
+        and all(type(number) is int and 0 <= number <= CONTEXT_TOKENS_MAX for number in numbers)
+        and 1 <= grant.iterations <= ITERATIONS_MAX
+        and 0.0 <= grant.seconds < inf
+    )
 
 
 def _releases(plan: object) -> tuple[object, ...]:
@@ -279,12 +307,25 @@ def _check(plan: object) -> None:
     for field, identifier in views:
         if not hasattr(getattr(plan, field), identifier):
             raise TypeError(f"{type(plan).__name__} without {field}: {plan!r}")
-    if isinstance(plan, Start | Label) and not isinstance(plan.label, str):
-        raise TypeError(f"a label is text: {plan!r}")
-    if isinstance(plan, Release) and not (plan.to is None or hasattr(plan.to, "instance_id")):
-        raise TypeError(f"Release into what is no instance: {plan!r}")
-    if isinstance(plan, Move) and not all(hasattr(r, "request_id") for r in plan.requests):
-        raise TypeError(f"Move of what are no requests: {plan!r}")
+    match plan:
+        case Join():
+            right = plan.label is None or isinstance(plan.label, str)
+        case Start():
+            named = plan.deployment is None or isinstance(plan.deployment, str)
+            right = named and isinstance(plan.label, str)
+        case Label():
+            right = isinstance(plan.label, str)
+        case Release():
+            right = plan.to is None or hasattr(plan.to, "instance_id")
+        case Move():
+            right = all(hasattr(request, "request_id") for request in plan.requests)
+        case Prefetch():
+            others = all(hasattr(other, "instance_id") for other in plan.instead_of)
+            right = others and isinstance(plan.deployment, str)
+        case _:
+            right = True
+    if not right:
+        raise TypeError(f"{type(plan).__name__} with what cannot be: {plan!r}")
 
 
 def _comparable(rank: Rank) -> Rank:

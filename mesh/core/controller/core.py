@@ -336,25 +336,25 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
     if instance is None or instance.idle_since_s != expired.idle_since_s:
         return
     queueing.offer(ctx, instance)
-    parked = instance.is_parked
+    if instance.is_parked and not expired.parked:
+        return  # It was parked meanwhile, and has a timer of its own.
     owner = ctx.cell.deployments.get(instance.deployment)
     again_s = max(ctx.limits.parked_s_max, ctx.limits.lease_check_s)
     if not instance.node.may_go(instance):
         if not instance.requests:  # A minimum or a measurement keeps it now, but not for ever.
             _look_again(ctx, expired, again_s)
         return
-    if parked and not expired.parked:
-        return  # a second timer of the same moment: the first has parked it
     decided = ctx.policy.idle(instance, OpenOptions(ctx=ctx, entry=owner))
     if isinstance(decided, float):
         _look_again(ctx, expired, decided)
         return
-    if decided.how is How.PARK and owner is not None and not owner.may_park():
-        _look_again(ctx, expired, again_s)
-        return
     unloads = decided.how is How.UNLOAD or not ctx.limits.parked_s_max
     if unloads and owner is not None and owner.replicas() <= owner.warm:
         _look_again(ctx, expired, ctx.limits.lease_check_s)
+        return
+    parks = not unloads and not instance.is_parked
+    if not unloads and (not parks or (owner is not None and not owner.may_park())):
+        _look_again(ctx, expired, again_s)
         return
     release(ctx, decided)
 

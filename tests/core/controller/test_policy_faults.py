@@ -21,7 +21,7 @@ from mesh.domain.reasons import FinishReason, PolicyFaultKind, RefusalReason, Ve
 from mesh.domain.slo import PACE, Pace
 from mesh.policy.interface import KvSize
 from mesh.policy.llm_mesh import LLM_MESH
-from mesh.policy.plans import Carry, Join, Label, Move, Refuse, Release, Start
+from mesh.policy.plans import Carry, Join, Label, Move, Prefetch, Refuse, Release, Start
 from mesh.policy.rules.run_queues import RunQueue
 from mesh.policy.rules.turns import Grant, TurnBounds
 from mesh.runtime.controller_actions import took_long
@@ -245,6 +245,16 @@ def test_the_host_tells_of_a_decision_that_took_10_ms_and_the_journal_has_it() -
     assert InstanceId(cell.instance.instance_id) in cell.core.cell.instances
 
 
+def _any(cell: Any) -> Any:
+    """An instance, which passes for a request, too."""
+    return Both(next(iter(cell.instances())))
+
+
+class Both:
+    def __init__(self, instance: Any) -> None:
+        self.instance_id, self.node, self.request_id = instance.instance_id, instance.node, "r"
+
+
 @pytest.mark.parametrize(
     "plan",
     [
@@ -255,6 +265,9 @@ def test_the_host_tells_of_a_decision_that_took_10_ms_and_the_journal_has_it() -
         lambda cell: Move(requests=(None,), to=next(iter(cell.instances()))),  # type: ignore[arg-type]
         lambda cell: Label(instance=next(iter(cell.instances())), label=None),  # type: ignore[arg-type]
         lambda cell: Refuse(request=None),  # type: ignore[arg-type]
+        lambda cell: Join(request=_any(cell), instance=_any(cell), label=5),  # type: ignore[arg-type]
+        lambda cell: Start(node=_any(cell).node, deployment=[]),  # type: ignore[arg-type]
+        lambda cell: Prefetch(deployment=CHAT, node=_any(cell).node, instead_of=(None,)),  # type: ignore[arg-type]
     ],
 )
 @pytest.mark.parametrize("call", ["upkeep", "places"])
@@ -280,8 +293,9 @@ def test_a_cache_of_parts_of_blocks_or_for_nobody_is_a_fault(size: KvSize) -> No
     assert submitted(said) == ["second"]
 
 
-def test_an_idle_instance_goes_where_a_policy_does_not_say_when_to_ask_again() -> None:
-    cell = Cell(Other(idle=lambda *_: float("nan")))
+@pytest.mark.parametrize("answer", [float("nan"), None, Release(instance=None)])  # type: ignore[arg-type]
+def test_an_idle_instance_goes_where_a_policy_does_not_say_when_to_ask_again(answer: Any) -> None:
+    cell = Cell(Other(idle=lambda *_: answer))
     cell.tokens(cell.link_id, "first", (7,), finish=FinishReason.STOP)
     idle = cell.instance
     expired = KeepAliveExpired(instance_id=idle.instance_id, idle_since_s=idle.idle_since_s)
@@ -292,22 +306,33 @@ def test_an_idle_instance_goes_where_a_policy_does_not_say_when_to_ask_again() -
 
 @dataclass(frozen=True)
 class BadRule:
-    """A turn rule that raises, or gives the turn to nobody."""
+    """A turn rule that raises, or gives a turn that cannot be."""
 
-    raises: bool
+    grant: Callable[[RunQueue], Any]
     name: ClassVar[str] = "bad"
     period: ClassVar[int | None] = None
 
     def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
-        if self.raises:
-            raise ZeroDivisionError("by nobody")
-        return None  # type: ignore[return-value]
+        made: Grant = self.grant(queues[0])
+        return made
 
 
-@pytest.mark.parametrize("raises", [True, False])
-def test_a_turn_rule_that_raises_while_it_is_rolled_forward_is_a_fault(raises: bool) -> None:
+@pytest.mark.parametrize(
+    "grant",
+    [
+        raises,
+        lambda queue: None,
+        lambda queue: Grant(queue=queue, prefill=0, seconds=float("nan")),
+        lambda queue: Grant(queue=queue, prefill=2.5, seconds=1.0),  # type: ignore[arg-type]
+        lambda queue: Grant(queue=queue, prefill=(("r1", None),), seconds=1.0),  # type: ignore[arg-type]
+        lambda queue: Grant(queue=queue, prefill=0, seconds=1.0, iterations=10**9),
+        lambda queue: Grant(queue=queue, prefill=0, seconds=1.0, iterations=2.0),  # type: ignore[arg-type]
+        lambda queue: Grant(queue=queue, prefill=0, seconds=1.0, decode=5),  # type: ignore[arg-type]
+    ],
+)
+def test_a_turn_rule_that_raises_while_it_is_rolled_forward_is_a_fault(grant: Any) -> None:
     """The controller goes on: those who wait are looked at by the same rule."""
-    rule = replace(LLM_MESH, rule=BadRule(raises=raises))
+    rule = replace(LLM_MESH, rule=BadRule(grant))
     cell = CellUnderTest(deployment("a"), profiles=(SLOW,), rule=rule)
     cell.join(node("n1", instance("i1", "a")))
     said = [*cell.invoke(request("r1", of="a", prompt=(1,) * 256))]

@@ -333,6 +333,8 @@ def _displace_best_effort(
     load, where that makes it fit; whether they do.
     """
     deployment = entry.made
+    if request.state is not RequestState.QUEUED:
+        return False  # The policy has refused it meanwhile.
     if request.slo.best_effort or not ctx.mixed_nodes or not ctx.may_start(entry):
         return False
     needs: InstanceNeeds | None = None

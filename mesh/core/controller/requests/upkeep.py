@@ -94,7 +94,7 @@ def _start(ctx: EventContext, plan: Start) -> None:
     if entry is None or entry.deployment is None or node is not plan.node or node is None:
         not_in_books(ctx, plan, f"no {plan.deployment} to start on {plan.node.node_id}")
     elif entry.state not in (DeploymentState.STARTING, DeploymentState.READY):
-        return  # It is on its way out, or has no model yet.
+        not_in_books(ctx, plan, f"{entry.name} is {entry.state.value}")
     elif ctx.may_start(entry) and ctx.takes_another(node, entry):
         price = Search(ctx=ctx, entry=entry, start_nodes=StartNodes(lambda: (node,))).first((plan,))
         if price is not None:
