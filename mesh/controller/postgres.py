@@ -593,12 +593,13 @@ class PostgresRegistry:
                 return
             await self._migrate(connection)
             # A restored database knows of none that led since: they all began before now.
+            made_of = await self._database(connection)
             epoch, cell = await connection.fetchrow(
                 in_postgres(
                     f"UPDATE starts SET epoch = greatest(epoch, ?, {_SECONDS}) + 1, {NAMED}"
                     " RETURNING epoch, cell"
                 ),
-                *(self.lease.epoch, cell_id(self._at.cell)),
+                *(self.lease.epoch, cell_id(self._at.cell, made_of)),
             )
             await connection.execute(
                 "UPDATE lease SET epoch = $1, holder = $2,"
@@ -612,6 +613,16 @@ class PostgresRegistry:
         logger.info("leads the cell at %s, epoch %d", self.place, epoch)
         async with asyncio.timeout(ASK_S_MAX):
             await self._lock_renewing(connection)
+
+    async def _database(self, connection: Any) -> str:
+        """Which database this is, by what a server keeps when it is restored or fails over; empty
+        where the server does not say.
+        """
+        sql = "SELECT concat(system_identifier, ' ', current_database()) FROM pg_control_system()"
+        with suppress(asyncpg.PostgresError):
+            async with connection.transaction():  # a refusal ends this one alone
+                return str(await connection.fetchval(sql))
+        return ""
 
     async def _migrate(self, connection: Any) -> None:
         found = await connection.fetchval("SELECT version FROM schema_version")

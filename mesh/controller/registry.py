@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -243,9 +244,13 @@ def check_schema(found: int, where: str) -> None:
         )
 
 
-def cell_id(name: str) -> str:
-    """For a new cell, which no other one has."""
-    return f"{name}-{secrets.token_hex(8)}"
+def cell_id(name: str, database: str = "") -> str:
+    """For a cell without an id, which no other one has. In the same database it is the same again:
+    nodes follow one that is restored to before it had its id.
+    """
+    if not database:
+        return f"{name}-{secrets.token_hex(8)}"
+    return f"{name}-{sha256(f'{database} {name}'.encode()).hexdigest()[:16]}"
 
 
 def make_folder(folder: Path) -> None:

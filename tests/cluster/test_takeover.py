@@ -158,17 +158,18 @@ def pair(server: PostgresServer, cell: str, tmp_path: Path) -> Iterator[Cell]:
     made.close()
 
 
-def test_nodes_follow_a_database_that_was_restored_to_an_earlier_epoch(
+def test_nodes_follow_a_database_that_was_restored_to_before_its_cell_had_an_id(
     server: PostgresServer, pair: Cell, tmp_path: Path
 ) -> None:
     pair.deploy(tmp_path)
     for n in (1, 0):  # nobody is left that knows the epoch
         pair.stop(n)
-    earlier = "WITH earlier AS (UPDATE starts SET epoch = 0) UPDATE lease SET epoch = 0"
+    earlier = "WITH earlier AS (UPDATE starts SET epoch = 0, cell = '') UPDATE lease SET epoch = 0"
     asyncio.run(asked(pair.state, earlier))
     pair.start(0)
     pair.answers(pair.addresses[0])
     with MeshClient(pair.addresses[0]) as client:
+        until(lambda: bool(client.nodes()))
         invoked(client, NAME, "go on", max_tokens=5).finished()
 
 
