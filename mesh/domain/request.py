@@ -9,8 +9,8 @@ from mesh.domain.slo import PACE, Slo
 from mesh.domain.values import dataclass
 
 ATTEMPTS_EACH = 1 << 10
-"""The first attempt of a request with a key has a number above this times the epoch: what nodes say
-of attempts of earlier controllers is of no request of this one.
+"""Each leader numbers the attempts of a request with a key within so many numbers that are its own:
+what nodes say of attempts of earlier leaders is of no attempt of this one.
 """
 
 

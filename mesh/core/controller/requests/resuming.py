@@ -55,7 +55,7 @@ def adopt(ctx: EventContext, node: NodeEntry, held: HeldRequest) -> Adopted | No
     if not ended and not _has_place(instance, entry):
         return None
     if known is None:
-        gone = ctx.cell.ended.get(request_id, 0) >= order.attempt  # its client was told its end
+        gone = request_id in ctx.cell.ended  # its client was told its end
         if gone or len(ctx.cell.orphans) >= ORPHANS_MAX:
             return None
         pace = ctx.policy.pace(order.slo)

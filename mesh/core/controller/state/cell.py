@@ -29,7 +29,9 @@ from mesh.domain.revision import Revision, Revisions, public_name
 from mesh.domain.values import dataclass
 
 EPOCHS_MAX = 1 << 21
-"""Epochs are counted modulo this, so that attempts are numbers of 32 bits."""
+"""Epochs are counted modulo this, so that attempts are numbers of 32 bits. They are seconds: within
+24 days no two leaders have the same remainder, and no request that is taken over is so old.
+"""
 ENDED_MAX = 1 << 13
 """The most requests with keys of which a cell knows that they have ended."""
 REFUSED_CALLS_MAX = 64
@@ -227,7 +229,9 @@ class Cell:
             forget_oldest(self.ended, ENDED_MAX)
 
     def attempts_before(self, request_id: RequestId, epoch: int) -> int:
-        """A number that no attempt of a request with a key and this id is above."""
+        """After this number the attempts of a request with a key and this id begin. Earlier leaders
+        gave it other numbers, which may be higher: epochs are counted modulo `EPOCHS_MAX`.
+        """
         return self.ended.get(request_id, epoch % EPOCHS_MAX * ATTEMPTS_EACH)
 
     def add_orphan(self, orphan: Orphan, *, ended: bool) -> None:

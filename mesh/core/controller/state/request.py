@@ -360,7 +360,7 @@ class RequestEntry:
 
     def take_attempt(self, attempt: int) -> None:
         """It has been entered where it runs already, in this attempt: the last one of this
-        controller, or one of an earlier one. The next one has a number that none has had.
+        controller, or one of an earlier one. The next one has a number that neither has had.
         """
         self.submissions -= self.submissions == attempt + 1
         beyond = max(attempt - self.submissions, 0)
