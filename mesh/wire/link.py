@@ -23,6 +23,9 @@ from mesh.wire.leader import Look, look
 
 logger = logging.getLogger(__name__)
 
+REASONS_EACH_MAX = 4
+"""So many reasons why there is no link are logged for each address, until there is one."""
+
 
 class NodeLink:
     """`address` may be several, with commas between. `hello` is asked anew for every connection.
@@ -52,6 +55,8 @@ class NodeLink:
         self._life = LinkLife(rng, self._limits, len(self._addresses))
         self._connection: Connection | None = None
         self._stopping = asyncio.Event()
+        self._logged: set[tuple[str, str]] = set()
+        """Why there is no link, by the address, as far as it was logged since there was one."""
 
     def send(self, report: NodeReport) -> None:
         """Queue a report; never waits. Dropped while there is no connection."""
@@ -128,6 +133,8 @@ class NodeLink:
                 looks = await asyncio.gather(*(look(channels[n], *told) for n in others))
                 for n, said in zip(others, looks, strict=True):
                     address, leads, at = self._addresses[n], said is Look.LEADS, self._life.at
+                    if n == at:  # the link has moved there while the others were asked
+                        continue
                     begun = self._life.looked(n, leads=leads)
                     linked = self._connection is not None and self._connection.opened
                     if leads and linked and not (begun or doubled):
@@ -149,6 +156,10 @@ class NodeLink:
 
     def _log(self, address: str, welcomed: bool, reason: str) -> None:
         if welcomed:
+            self._logged.clear()
             logger.warning("link to %s broke: %s; dialling again", address, reason)
-        elif self._life.failures == 1:
+            return
+        most = REASONS_EACH_MAX * len(self._addresses)
+        if (address, reason) not in self._logged and len(self._logged) < most:
+            self._logged.add((address, reason))
             logger.warning("no link to %s yet: %s; dialling on", address, reason)

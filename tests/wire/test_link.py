@@ -429,3 +429,45 @@ async def test_a_node_that_is_given_the_controllers_of_two_cells_is_in_one_at_a_
     assert len(said) == 1
     assert first.address in said[0]
     assert second.address in said[0]
+
+
+async def test_an_answer_that_is_older_than_the_link_to_who_gave_it_is_no_second_leader(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Hanging(Controller):
+        async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
+            await asyncio.sleep(WAIT_S_MAX)
+
+    class Following(Controller):
+        async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
+            self.leads = bool(self.looked_from)
+            return await super().Check(request, context)
+
+    async def take_until_followed(self: Controller, reports: Any, context: Any) -> None:
+        await take_and_close(self, reports, context)
+        await until(second.changed, lambda: len(second.looked_from) == 2)
+
+    first, second, third = Controller(take_until_followed), Following(take), Hanging(stand_by)
+    async with first.serving(), second.serving(), third.serving():
+        ends = Ends(",".join(one.address for one in (first, second, third)))
+        await ends.until(lambda: ends.opened == 2)
+        await until(first.changed, lambda: len(first.looked_from) == 1)
+        await ends.stop()
+    assert not [one.message for one in caplog.records if "two cells" in one.message]
+
+
+async def test_each_reason_why_there_is_no_link_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse_cell(self: Controller, reports: Any, context: Any) -> None:
+        raise Unavailable("this node is of the cell a")
+
+    first, second = Controller(stand_by), Controller(refuse_cell)
+    async with first.serving(), second.serving():
+        ends = Ends(f"{first.address},{second.address}")
+        await until(second.changed, lambda: second.connections == 3)
+        await ends.stop()
+    said = [one.getMessage() for one in caplog.records if "no link to" in one.getMessage()]
+    assert len(said) == 2
+    assert f"{first.address} yet: this controller stands by" in said[0]
+    assert f"{second.address} yet: this node is of the cell a" in said[1]
