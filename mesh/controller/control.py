@@ -156,13 +156,15 @@ class Control(ControlServicer):
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
         by = usage_by(request.by) if request.HasField("by") else None
-        found = await self._viewed.usage(caller(), request.since_unix_s, by)
-        return await self._viewed.threads.run(
-            lambda: pb.GetUsageResponse(usages=[to_wire(one, pb.Usage) for one in found])
-        )
+        with self._viewed.threads.place():
+            found = await self._viewed.usage(caller(), request.since_unix_s, by)
+            return await self._viewed.threads.run(
+                lambda: pb.GetUsageResponse(usages=[to_wire(one, pb.Usage) for one in found])
+            )
 
     async def GetReport(self, request: pb.GetReportRequest, context: Any) -> pb.GetReportResponse:
-        found = await self._viewed.report(caller(), request.since_s)
+        with self._viewed.threads.place():
+            found = await self._viewed.report(caller(), request.since_s)
         return pb.GetReportResponse(report=json.dumps(plain(found), ensure_ascii=False))
 
     async def ListRequests(

@@ -35,6 +35,7 @@ from mesh.runtime.journal import (
 )
 from mesh.runtime.starting import controller_core
 from mesh.runtime.turns import at_once, others_first
+from mesh.wire.work_threads import WorkThreads
 
 SHOWN_CHARS_MAX = 4_000
 SAMPLE_S = 1.0
@@ -70,6 +71,7 @@ class JournalView:
         self._start = start
         self._events, self._first_s, self._last_s = _extent(path)
         self._seeking = asyncio.Lock()
+        self._threads = WorkThreads()
         self._index = 0
         self._now_s = self._first_s
         self._next: Decision | None = None
@@ -142,9 +144,13 @@ class JournalView:
             book=book,
             cancel=_cancel,
             used_since=_usage,
+            threads=self._threads,
             state_path=str(self._path),
             unix_s=self.unix_s,
         )
+
+    def close(self) -> None:
+        self._threads.close()
 
     async def _step(self) -> bool:
         """Whether there was a further decision. Others may run before it."""

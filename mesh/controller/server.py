@@ -56,7 +56,6 @@ from mesh.domain.revision import public_name
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.usage import HOUR_S
 from mesh.domain.views import OpenBatches
-from mesh.http.exchange import WorkThreads
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
@@ -79,6 +78,7 @@ from mesh.wire.access import Gate
 from mesh.wire.channel import bind, format_address, parse_address, server_options
 from mesh.wire.credentials import Tls
 from mesh.wire.serving import Guard, may_join
+from mesh.wire.work_threads import WorkThreads
 
 if TYPE_CHECKING:
     from mesh.controller.shared_files import SharedFiles
@@ -508,6 +508,7 @@ class Served(ABC, Generic[Event, Action]):
         await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))
         self._stopped = True
         await self._end()
+        self._viewed.threads.close()
         await self._tokenizers.close()
 
     @abstractmethod

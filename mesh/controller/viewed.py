@@ -39,7 +39,6 @@ from mesh.domain.views import (
     OpenBatches,
     ProfileView,
 )
-from mesh.http.exchange import WorkThreads
 from mesh.report.call_views import chrome_trace, story, timeline
 from mesh.report.calls import CallBook
 from mesh.report.cell_report import CellReport, cell_report
@@ -48,6 +47,7 @@ from mesh.report.memory_parts import gauges
 from mesh.report.plain import Plain, plain
 from mesh.runtime.clock import Now
 from mesh.runtime.turns import in_turns, others_first
+from mesh.wire.work_threads import WorkThreads
 
 SAMPLE_S = 1.0
 LOST_S, LOST_MAX = 300.0, 64
@@ -93,11 +93,12 @@ class Viewed:
     """Ends an open request."""
     used_since: Callable[[float, UsageBy | None, TenantName | None], Awaitable[Sequence[Usage]]]
     """What was used since a time, of all tenants or of one."""
+    threads: WorkThreads
+    """Reports are made there, within the place of whoever asks."""
     failure: Callable[[ModelId], str] = lambda _: ""
     """Why the texts of a model cannot be used, if they cannot."""
     starting: Callable[[], Sequence[NodeStarting]] = tuple
     """The nodes that have not joined the cell yet."""
-    threads: WorkThreads = field(default_factory=WorkThreads)
     batches: Callable[[], Sequence[OpenBatches]] = tuple
     """How far they are."""
     state_path: str = ""

@@ -49,7 +49,6 @@ from mesh.domain.views import (
     NodesWanted,
     ProfileView,
 )
-from mesh.http.exchange import WorkThreads
 from mesh.runtime.clock import Now
 from mesh.runtime.link_life import LOOK_S
 from mesh.runtime.operator import Replies
@@ -63,6 +62,7 @@ from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
 from mesh.wire.leader import Look, look
+from mesh.wire.work_threads import WorkThreads
 
 LIST_S = 0.5
 LIST_SHARE_MAX = 0.1

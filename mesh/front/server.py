@@ -48,7 +48,6 @@ from mesh.domain.request import Request
 from mesh.front.calls import FrontCalls
 from mesh.front.cells import FrontCells
 from mesh.front.operating import FrontOperating
-from mesh.http.exchange import WorkThreads
 from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
 from mesh.runtime.front_actions import FrontPerformer
@@ -57,6 +56,7 @@ from mesh.runtime.journal import FrontStart
 from mesh.text.pool import TextPool
 from mesh.wire.channel import bind, server_options
 from mesh.wire.serving import Guard
+from mesh.wire.work_threads import WorkThreads
 
 if TYPE_CHECKING:
     from mesh.http.server import HttpServer

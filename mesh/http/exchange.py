@@ -8,19 +8,15 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mesh.domain.access import Role
-from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refused
+from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError
 from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
-from mesh.domain.reasons import RefusalReason
 from mesh.http.refusals import (
     EVENT_STREAM,
     JSON,
@@ -34,23 +30,20 @@ from mesh.http.refusals import (
 )
 from mesh.wire.access import caller
 from mesh.wire.own_slo import CLASS_HEADER
+from mesh.wire.work_threads import Shares
 
 BODY_BYTES_MAX = 8 << 20
 """The longest contexts, as text."""
 IN_HAND_BYTES_MAX = 256 << 20
 """All bodies that are being read may take this much together."""
 IN_HAND_MAX = 4096
-"""So many may be read at a time: half of the connections."""
-TENANT_SHARE_MAX = 0.25
-"""One tenant may have this share of both: eight of the longest bodies at a time."""
+"""So many may be read at a time: half of the connections. A tenant's share of the bytes is eight of
+the longest bodies.
+"""
 UNREAD_BYTES_MAX = 32 << 20
 """This much of a body that is too long is read and dropped before the answer: clients that read
 only after they have sent everything would lose it otherwise. A body that declares more is refused
 unread."""
-WORKS_MAX, WORK_THREADS = 8, 2
-"""How much work may wait or run, and in how many threads: for operators, and again for all tenants
-together. What computes in a thread takes its time from the loop.
-"""
 BODY_S_MAX = 60.0
 _SHOWN_BYTES = 100
 END_S_MAX = 1.0
@@ -70,28 +63,17 @@ _STREAM: tuple[Header, ...] = (
 Failing = Callable[[Failure, bytes], bytes]
 """The end of a stream that fails, from the failure and the body that would tell of it at first."""
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
 
 class Bodies:
     """Bodies that are being read, of all exchanges of a server, and their bytes. A tenant has at
-    most a share of them, since a body may take its time. `what` says what else is bounded so.
+    most a share of them, since a body may take its time.
     """
 
-    def __init__(
-        self,
-        bytes_max: int = IN_HAND_BYTES_MAX,
-        count_max: int = IN_HAND_MAX,
-        what: str = "bodies are being read",
-    ) -> None:
-        self._what = what
-        self._bytes_max = bytes_max
-        self._count_max = count_max
-        self._bytes: Counter[str] = Counter()
-        """By tenant; empty for those who are none."""
-        self._counts: Counter[str] = Counter()
+    def __init__(self, bytes_max: int = IN_HAND_BYTES_MAX, count_max: int = IN_HAND_MAX) -> None:
+        self._bytes = Shares("bytes of bodies are being read", bytes_max)
+        self._counts = Shares("bodies are being read", count_max)
 
     @contextmanager
     def reading(self, of: str | None = None) -> Iterator["BodyInHand"]:
@@ -99,73 +81,34 @@ class Bodies:
         of whom `of` names. Raises Refused where there are too many.
         """
         tenant = caller().tenant if of is None else of
-        self._check(self._what, self._counts, 1, self._count_max, tenant)
-        self._counts[tenant] += 1
-        body = BodyInHand(self, tenant)
+        self._counts.move(1, tenant)
+        body = BodyInHand(self._bytes, tenant)
         try:
             yield body
         finally:
             body.drop()
-            self._counts[tenant] -= 1
-
-    def move(self, more: int, tenant: str) -> None:
-        """Raises Refused where there would be too many bytes."""
-        self._check(f"bytes of {self._what}", self._bytes, more, self._bytes_max, tenant)
-        self._bytes[tenant] += more
-
-    def _check(self, what: str, of: Counter[str], more: int, most: int, tenant: str) -> None:
-        own_max = max(1, int(most * TENANT_SHARE_MAX)) if tenant else most
-        for have, limit in ((of.total(), most), (of[tenant], own_max)):
-            if more > 0 and have + more > limit:
-                raise Refused(
-                    f"{have} {what}; {limit} is the limit",
-                    reason=RefusalReason.QUEUE_FULL,
-                    retry_after_s=1.0,
-                )
+            self._counts.move(-1, tenant)
 
 
 class BodyInHand:
     """The parts of a body that have come."""
 
-    def __init__(self, bodies: Bodies, tenant: str) -> None:
-        self._bodies = bodies
+    def __init__(self, in_hand: Shares, tenant: str) -> None:
+        self._in_hand = in_hand
         self._tenant = tenant
         self._parts: list[bytes] = []
 
     def add(self, part: bytes) -> None:
         """Raises Refused."""
-        self._bodies.move(len(part), self._tenant)
+        self._in_hand.move(len(part), self._tenant)
         self._parts.append(part)
 
     def drop(self) -> None:
-        self._bodies.move(-sum(map(len, self._parts)), self._tenant)
+        self._in_hand.move(-sum(map(len, self._parts)), self._tenant)
         self._parts.clear()
 
     def whole(self) -> bytes:
         return b"".join(self._parts)
-
-
-class WorkThreads:
-    """Reports, sums of usage, and files of manifests: work that takes too long for the loop, for
-    callers of every protocol. It waits for a thread, and too much of it is refused.
-    """
-
-    def __init__(self) -> None:
-        self._of = {
-            role: (
-                Bodies(count_max=WORKS_MAX, what="reports and files wait"),
-                ThreadPoolExecutor(WORK_THREADS, f"mesh-work-{role}"),
-            )
-            for role in (Role.ADMIN, Role.TENANT)
-        }
-
-    async def run(self, work: Callable[..., T], *given: object) -> T:
-        """What comes of the work. That of a caller who leaves is not begun any more, and ends in
-        its thread where it was. Raises Refused.
-        """
-        waiting, threads = self._of[caller().role]
-        with waiting.reading():
-            return await asyncio.get_running_loop().run_in_executor(threads, work, *given)
 
 
 class Exchange:

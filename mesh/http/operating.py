@@ -19,13 +19,14 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, NotFound
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.http.bodies import read
-from mesh.http.exchange import Bodies, Exchange, WorkThreads
+from mesh.http.exchange import Bodies, Exchange
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
 from mesh.manifest.specs import read_manifests
 from mesh.report.plain import Plain, plain
 from mesh.runtime.operator import Operator, Replies
+from mesh.wire.work_threads import WorkThreads
 
 _SHOWN_CHARS = 100
 
@@ -142,7 +143,7 @@ class OperateAll:
         """The body is in hand until it is read; `None` where its client left meanwhile."""
         specs = None
         async with exchange.body() as raw:
-            with exchange.watched(lambda _: None):
+            with exchange.watched(lambda _: None), self._threads.place():
                 specs = await self._threads.run(_read_file, raw)
         return specs
 

@@ -18,7 +18,6 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.usage import HOUR_S, Usage, UsageBy, usage_by
 from mesh.domain.views import ProfileView
-from mesh.http.exchange import WorkThreads
 from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import check_origin
@@ -28,6 +27,7 @@ from mesh.report.cell_report import CellReport
 from mesh.report.plain import Plain, json_pieces, plain
 from mesh.runtime.turns import in_turns
 from mesh.wire.access import caller
+from mesh.wire.work_threads import WorkThreads
 
 AFTER_MAX = 2**53
 USAGE_S_MAX = 400 * 24 * 3600.0
@@ -81,9 +81,11 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
 
     async def manifest(request: Request) -> Response:
         name = request.query_params.get("name")
-        specs = reads().specs(caller(), None if name is None else DeploymentName(name))
         named = {"content-disposition": 'attachment; filename="mesh-deployments.yaml"'}
-        text = await reads().threads.run(written, specs)
+        read = reads()
+        with read.threads.place():
+            specs = read.specs(caller(), None if name is None else DeploymentName(name))
+            text = await read.threads.run(written, specs)
         return Response(text, media_type="application/yaml", headers=named)
 
     async def profiles(request: Request) -> Response:
@@ -94,24 +96,32 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         return json_response(reads().wanted())
 
     async def trace(request: Request) -> Response:
-        body = await reads().threads.run(_trace, reads().trace(caller()))
+        read = reads()
+        with read.threads.place():
+            body = await read.threads.run(_trace, read.trace(caller()))
         named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
         return Response(body, media_type="application/json", headers=named)
 
     async def usage(request: Request) -> Response:
         since_s = _number(request, "since_s", 24 * 3600.0, USAGE_S_MAX)
         by = usage_by(request.query_params.get("by", UsageBy.DEPLOYMENT.value))
-        found = await reads().usage(caller(), time.time() - since_s, by)
-        body = await reads().threads.run(_listed, map(plain, found))
+        read = reads()
+        with read.threads.place():
+            found = await read.usage(caller(), time.time() - since_s, by)
+            body = await read.threads.run(_listed, map(plain, found))
         return Response(body, media_type="application/json")
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        return json_response(plain(await reads().report(caller(), since_s)))
+        read = reads()
+        with read.threads.place():
+            return json_response(plain(await read.report(caller(), since_s)))
 
     async def report_page(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        text = await reads().threads.run(page, await reads().report(caller(), since_s))
+        read = reads()
+        with read.threads.place():
+            text = await read.threads.run(page, await read.report(caller(), since_s))
         named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
         return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
 

@@ -34,12 +34,13 @@ from mesh.domain.model import Task
 from mesh.domain.request import RequestOrder
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.views import CellSnapshot
-from mesh.http.exchange import Bodies, WorkThreads
+from mesh.http.exchange import Bodies
 from mesh.http.operating import OperateAll
 from mesh.report.calls import CallBook
 from mesh.runtime import turns
 from mesh.sim.clock import HeapClock
 from mesh.wire import access
+from mesh.wire.work_threads import WorkThreads
 from tests.cli.views import CHAT_SMALL, NODE
 from tests.controller.live import CLASSES, EMBEDS, SPEC, FakeNode, LiveCell, asking, live_cell
 from tests.core.cells import CellUnderTest, deployment, hello
@@ -203,6 +204,7 @@ def viewed_of(cell: ViewedCell, clock: HeapClock, recent: Recent | None = None) 
         book=cast(Any, None),
         cancel=cast(Any, None),
         used_since=cast(Any, None),
+        threads=cast(Any, None),
     )
 
 

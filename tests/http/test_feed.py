@@ -25,7 +25,6 @@ from mesh.http import feed as feeds
 from mesh.http import reading as readings
 from mesh.http import viewing
 from mesh.http.app import assembled
-from mesh.http.exchange import WORKS_MAX
 from mesh.http.feed import VIEWER_EVENTS_MAX, VIEWERS_MAX, Feed
 from mesh.http.journal import view_only
 from mesh.http.reading import Reads
@@ -38,6 +37,7 @@ from mesh.report.plain import json_pieces, plain_fields, plain_json
 from mesh.runtime import turns
 from mesh.runtime.turns import Steps, in_turns
 from mesh.wire.access import Gate
+from mesh.wire.work_threads import WORKS_MAX
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
 from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
@@ -576,6 +576,7 @@ async def test_reports_that_are_made_at_once_are_bounded(
         told = await asyncio.get_running_loop().sock_recv(client, 1 << 16)
         assert told.startswith(b"HTTP/1.1 429")
         assert b"retry-after: 1" in told.lower()
+        assert b"reports, traces, sums of usage and files are being made; 8 is the limit" in told
         client.close()
     may_end.set()
     for client in made:

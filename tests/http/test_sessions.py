@@ -18,8 +18,8 @@ from mesh.controller.keys import FILE_NAME
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
 from mesh.http import operating
-from mesh.http.exchange import WORK_THREADS
 from mesh.http.sessions import COOKIE, SESSION_S_MAX, SESSIONS_MAX, TOKEN_HEADER, Sessions
+from mesh.wire.work_threads import WORK_THREADS
 from tests.controller.live import WAIT_S_MAX, LiveCell
 from tests.controller.test_access import SPEC, Keys, client_of, keyed
 

@@ -57,3 +57,4 @@ async def _serve(path: Path, listen: str) -> None:
     await ending.wait()
     feed.close()
     await server.stop(DRAIN_S_MAX)
+    view.close()
