@@ -267,8 +267,8 @@ does.
 def refuse_past_deadline(outlook: Outlook) -> None:
     """Refuse the requests in the deployment's queue that the policy does not have wait on."""
     ctx, entry = outlook.ctx, outlook.entry
-    # Behind a head that was TPOT_EXCEEDED none that is as long was tried, and what was noted of
-    # shorter ones that were it, too, was cleared (`queueing`). Others lack memory.
+    # Behind a head that was TPOT_EXCEEDED none that is as long was tried, or none at all, and what
+    # was noted of shorter ones that were it, too, was cleared (`queueing`). Others lack memory.
     heads: dict[str, RequestEntry] = {}
     for request in entry.queue:
         if request.waits_for is None:

@@ -173,8 +173,10 @@ def _place_waiting(
 ) -> None:
     """Place what can be placed, in order, each class as if it waited alone. Behind a request that
     would be late, or that a policy without promises has no place for, another may fit; behind one
-    that was TPOT_EXCEEDED only a shorter one. Behind one that lacks memory alone none is tried:
-    smaller ones would keep taking what it waits for.
+    that was TPOT_EXCEEDED only a shorter one, and of a deployment without classes, under a policy
+    that promises, none: in overload those that overtake cost more than they are (docs/compute.md).
+    Behind one that lacks memory alone none is tried: smaller ones would keep taking what it waits
+    for.
     """
     if not entry.instances and entry.queue:
         entry.queue[0].refusals.try_again()
@@ -197,6 +199,8 @@ def _place_waiting(
                 if name in exceeded:  # As if it had not been tried: no load is looked for.
                     refusals.try_again()
                 exceeded[name] = request.tokens
+                if ctx.policy.promises and not entry.spec.classes:
+                    tries[name] = TRIES_MAX
             elif not (own or refusals.verdict) and (
                 ctx.policy.promises or refusals.short_of_memory
             ):

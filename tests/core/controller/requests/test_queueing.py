@@ -3,6 +3,8 @@
 from dataclasses import replace
 from math import inf
 
+import pytest
+
 from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SetTimer, TellAccepted
@@ -63,18 +65,28 @@ def test_when_a_waiting_head_leaves_those_behind_it_may_fit() -> None:
     assert [s.order.request.request_id for s in left] == ["r3"]
 
 
-def test_behind_one_that_there_is_no_time_for_a_shorter_one_may_be_computed() -> None:
-    """Decodes take 60 ms, and 100 ms more beside a context of 256 tokens: of 250 ms `r1` takes 38 %
-    of the time, as `r3` would, and `r2` 72 %.
+@pytest.mark.parametrize("classes", [False, True])
+def test_behind_one_that_there_is_no_time_for_a_shorter_one_of_its_class_may_be_computed(
+    classes: bool,
+) -> None:
+    """Without classes nobody overtakes it. Decodes take 60 ms, and 100 ms more beside a context of
+    256 tokens: of 250 ms `r1` takes 38 % of the time, as `r3` would, and `r2` 72 %.
     """
     quick = Grid(rows=(1, 256), columns=(4096,), seconds=((0.0001,), (0.0256,)))
     grows = Grid(rows=(32,), columns=(1, 512), seconds=((0.06, 0.26),))
     times = profile(prefill=quick, decode=grows)
-    cell = BusyCell(deployment("a"), deployment("b"), profiles=(times,))
+    a = deployment("a")
+    if classes:
+        only_one = replace(a.spec.slo, name="one")
+        a = replace(a, spec=replace(a.spec, classes=(only_one,), class_default="one"))
+    cell = BusyCell(a, deployment("b"), profiles=(times,))
     cell.ask("r1", "b", max_tokens=4)
     assert submitted(cell.ask("r2", "a", 200, max_tokens=4)) == []
     assert entry(cell, "r2").refusals.verdict is Verdict.TPOT_EXCEEDED
-    assert submitted(cell.ask("r3", "a", max_tokens=4)) == [("r3", "a")]
+    told = cell.ask("r3", "a", max_tokens=4)
+    assert submitted(told) == [("r3", "a")] * classes
+    reasons = [refused.reason for refused in of_kind(told, RefuseRequest)]
+    assert reasons == [RefusalReason.TPOT_EXCEEDED] * (not classes)
 
 
 def test_a_burst_that_waits_for_room_unloads_no_more_than_it_needs() -> None:
