@@ -30,7 +30,7 @@ class CellEpoch(NamedTuple):
     """One leader of one cell, or the latest that a node has obeyed."""
 
     number: int = 0
-    """Each leader of a cell has a higher one than the leader before it; 0: it has no lease."""
+    """Each leader of a cell has a higher one than the leader before it; 0: none is known."""
     cell: str = ""
     """The id in the cell's registry; empty where that is not known."""
 

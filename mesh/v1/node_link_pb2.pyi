@@ -199,7 +199,7 @@ class Welcome(_message.Message):
     swap_bytes: _builtins.int
     """What weights on the device and KV caches may take together. 0: no weights are swapped."""
     epoch: _builtins.int
-    """Of the controller's lease: a node obeys no lower one than it has. 0: there is no lease."""
+    """A node obeys no lower one than it has. 0: the controller has no lease, and the node has obeyed none."""
     cell: _builtins.str
     """The id of the cell that the epoch is of: a node obeys no other one. Empty: as epoch 0, or not known."""
     @_builtins.property

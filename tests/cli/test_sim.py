@@ -2,12 +2,16 @@
 
 import json
 import re
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mesh.cli.verbs.sim import Journals
 from mesh.domain.limits import NodeLimits
 from mesh.runtime.journal import ControllerStart, NodeStart, open_journal, read_journal
+from mesh.sim.scenario import plan, read_scenario
 from tests.cli.running import mesh
 from tests.sim.scenarios import SMALL
 
@@ -106,6 +110,19 @@ def test_the_policy_asked_for_is_run_and_in_the_journal(scenario: str, tmp_path:
     assert isinstance(start, ControllerStart)
     assert start.policy == "fcfs"
     assert sum(1 for _ in decisions) > 10
+
+
+def test_the_journals_of_controllers_that_follow_are_numbered_by_start(
+    scenario: str, tmp_path: Path
+) -> None:
+    """Whatever their epochs are, which count seconds where there is a lease."""
+    start = plan(read_scenario(Path(scenario))).start()
+    with ExitStack() as opened:
+        journals = Journals(tmp_path / "j.jsonl", opened)
+        for epoch in (1, 37, 12):
+            journals.started(replace(start, epoch=epoch))
+    found = [read_journal(tmp_path / name)[0] for name in ("j.jsonl", "j-2.jsonl", "j-3.jsonl")]
+    assert [one.epoch for one in found if isinstance(one, ControllerStart)] == [1, 37, 12]
 
 
 @pytest.fixture

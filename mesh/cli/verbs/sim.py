@@ -81,12 +81,15 @@ class Journals:
     def __init__(self, path: Path | None, opened: ExitStack) -> None:
         self._path = path
         self._opened = opened
+        self._begun = 0
+        """How many have begun."""
 
     def started(self, start: ControllerStart) -> Sequence[Recorder]:
         """Raises StorageError when the file cannot be written."""
         if self._path is None:
             return ()
-        name = self._path.stem + (f"-{start.epoch}" if start.epoch > 1 else "")
+        self._begun += 1
+        name = self._path.stem + (f"-{self._begun}" if self._begun > 1 else "")
         journal = open_journal(self._path.with_name(name + self._path.suffix), start)
         self._opened.callback(journal.close)
         return (journal,)

@@ -93,8 +93,9 @@ from mesh.request.candidates import Candidates
 
 
 class ControllerCore:
-    """`epoch` counts the starts of this controller; `deployments`, `profiles`, `histories` and
-    `revisions` are those in its registry.
+    """`epoch` is higher than that of the controller before it: with a lease about the second in
+    which it began to lead, without one the count of starts. `deployments`, `profiles`, `histories`
+    and `revisions` are those in its registry.
     """
 
     def __init__(
