@@ -102,6 +102,13 @@ class Callers:
         caller = self._waiting.get(request_id)
         return (self.epoch if caller is None else caller.epoch) == epoch
 
+    def epoch_of(self, request_id: RequestId) -> int:
+        """The epoch of the controller that it listens to; that of the last one where it is to ask
+        again.
+        """
+        caller = self._waiting[request_id]
+        return self.epoch if caller.unknown else caller.epoch
+
     def cancel(self, request_id: RequestId) -> None:
         """A caller goes; it must not be told anything any more."""
         self._end(request_id, FinishReason.CANCELLED)

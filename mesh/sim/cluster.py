@@ -7,6 +7,7 @@ timers were those of the one before it. Before: `scenario`, which says what the 
 After: `mesh.domain.outcome`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import partial
@@ -195,9 +196,16 @@ class VirtualCell:
 
     def cancel(self, request_id: RequestId) -> None:
         """Its caller goes away."""
+        answering = self.answering(request_id)
         self.callers.cancel(request_id)
-        if self.controller.alive:
-            self.controller.tell(CancelRequested(request_id=request_id))
+        if answering.alive:
+            answering.tell(CancelRequested(request_id=request_id))
+
+    def answering(self, request_id: RequestId) -> VirtualController:
+        """The one that its caller listens to, or is to ask again."""
+        epoch = self.callers.epoch_of(request_id)
+        earlier = (made for made in self.controllers if made.alive and made.epoch == epoch)
+        return next(earlier, self.controller)
 
     def break_stream(self, request_id: RequestId, *, felt: bool) -> Callable[[], None]:
         """Its caller has lost its stream, which the controller has `felt` at once or does when it
@@ -248,7 +256,7 @@ class VirtualCell:
 
     def cut(self, at: int, *, node_s: float) -> None:
         """Nobody reaches a controller any more, nor it anybody, until it is mended."""
-        self.store.cut_from.add(at)
+        self.store.cut_from[at] += 1
         self.cut_off.add(at)
         for node in self.nodes:
             self.links.cut(node.node_id, at, node_s=node_s)
@@ -257,7 +265,7 @@ class VirtualCell:
 
     def mend(self, at: int) -> None:
         """Its callers find that their streams have broken; those with keys ask again."""
-        self.store.cut_from.discard(at)
+        self.store.cut_from -= Counter([at])
         self.cut_off.discard(at)
         for node in self.nodes:
             self.links.mend(node.node_id, at)

@@ -6,6 +6,7 @@ ones do, by the same `Lease`: for a while both may lead, of which one is the ear
 `cluster`. After: the links and the callers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,9 +38,10 @@ class VirtualStore:
         self.row = LeaseRow(epoch=0, holder="", until="", given_up=True)
         self.starts = 0
         """The epoch that was taken last."""
-        self.away = False
-        self.cut_from: set[int] = set()
-        """The addresses of controllers that cannot reach it."""
+        self.away = 0
+        """So many faults keep it from everybody."""
+        self.cut_from: Counter[int] = Counter()
+        """How many keep it from the controller at an address, where any does."""
 
     def is_reached_by(self, at: int) -> bool:
         return not self.away and at not in self.cut_from
@@ -209,11 +211,16 @@ class VirtualController:
         elif self.alive:
             self._post(event)
 
-    def freeze(self) -> None:
+    def freeze(self, *, renews_first: bool) -> Callable[[], None]:
+        """What has it go on, with its lease or with what it has yet to hear first, unless it has
+        been started again.
+        """
         self._held = []
+        return partial(self._thaw, self._runs, renews_first)
 
-    def thaw(self, *, renews_first: bool) -> None:
-        """It goes on with its lease, or with what it has yet to hear."""
+    def _thaw(self, run: int, renews_first: bool) -> None:
+        if run != self._runs:
+            return
         held, self._held = self._held or (), None
         if renews_first and self.up:
             self._keep_lease()

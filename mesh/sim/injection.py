@@ -91,7 +91,7 @@ class Injection:
         cell = self._cell
         match fault.kind:
             case FaultKind.STORE_AWAY:
-                cell.store.away = True
+                cell.store.away += 1
                 self._later(fault, self._store_back)
             case FaultKind.CUT_NODE:
                 at = int(fault.chance * len(cell.controllers))
@@ -105,8 +105,11 @@ class Injection:
                 cell.store.restore(int(fault.chance * cell.store.starts))
         return True
 
+    def _store_reached(self, at: int) -> None:
+        self._cell.store.cut_from -= Counter([at])
+
     def _store_back(self) -> None:
-        self._cell.store.away = False
+        self._cell.store.away -= 1
 
     def _disturb_leader(self, fault: Fault) -> bool:
         cell, leader = self._cell, self._cell.controller
@@ -114,26 +117,28 @@ class Injection:
             return False
         match fault.kind:
             case FaultKind.CUT_STORE:
-                cell.store.cut_from.add(leader.at)
-                self._later(fault, partial(cell.store.cut_from.discard, leader.at))
+                cell.store.cut_from[leader.at] += 1
+                self._later(fault, partial(self._store_reached, leader.at))
             case FaultKind.CUT_LEADER:
                 cell.cut(leader.at, node_s=fault.size)
                 self._later(fault, partial(cell.mend, leader.at))
             case FaultKind.FREEZE_LEADER:
-                leader.freeze()
-                self._later(fault, partial(leader.thaw, renews_first=fault.chance < 0.5))
+                self._later(fault, leader.freeze(renews_first=fault.chance < 0.5))
             case _:
                 leader.lose_sessions()
         return True
 
     def _cancel(self, fault: Fault) -> bool:
         """Whom a controller does not hear now goes later."""
-        waiting, leader = self._cell.callers.open_ids(), self._cell.controller
-        if leader.is_frozen or leader.at in self._cell.cut_off:
+        waiting = self._cell.callers.open_ids()
+        if not waiting:
             return False
-        if waiting:
-            self._cell.cancel(waiting[int(fault.chance * len(waiting))])
-        return bool(waiting)
+        request_id = waiting[int(fault.chance * len(waiting))]
+        answering = self._cell.answering(request_id)
+        did = not answering.is_frozen and answering.at not in self._cell.cut_off
+        if did:
+            self._cell.cancel(request_id)
+        return did
 
     def _break_stream(self, fault: Fault) -> bool:
         """The controller finds out at once, or when the client asks again."""

@@ -6,6 +6,7 @@ Nothing is encoded: commands and reports are carried as the values that they are
 `ControllerPerformer` and the nodes. After: the controller's host and the nodes, by events.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -76,8 +77,8 @@ class VirtualLinks:
         self.addresses = addresses
         self._ends: list[ControllerEnd | None] = [None] * addresses
         """The controllers that lead, as far as they know, by their addresses."""
-        self._cut: set[tuple[NodeId, int]] = set()
-        """The nodes that cannot reach a controller."""
+        self._cut: Counter[tuple[NodeId, int]] = Counter()
+        """The nodes that cannot reach a controller, and for how many faults."""
         self.obeys: Callable[[NodeEnd, CellEpoch], None] = lambda node, epoch: None
         """Is told of each command that comes to a node."""
         self._late_s: dict[NodeId, float] = {}
@@ -204,14 +205,14 @@ class VirtualLinks:
         )
 
     def cut(self, node_id: NodeId, at: int, *, node_s: float) -> None:
-        """A node reaches the controller at an address no more, until it is mended."""
-        self._cut.add((node_id, at))
+        """A node reaches the controller at an address no more, until it is mended as often."""
+        self._cut[node_id, at] += 1
         for link_id, link in list(self._links.items()):
             if link.node.node_id == node_id and link.controller.at == at:
                 self.silence(link_id, up=True, down=True, node_s=node_s)
 
     def mend(self, node_id: NodeId, at: int) -> None:
-        self._cut.discard((node_id, at))
+        self._cut -= Counter([(node_id, at)])
 
     def delay(self, node_id: NodeId, late_s: float) -> None:
         """All that is said to a node and by it takes so much longer from now on."""

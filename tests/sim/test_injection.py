@@ -124,6 +124,25 @@ def test_a_fault_that_meets_nothing_is_none(made: CellPlan) -> None:
     assert faulty.counts().faults == ()
 
 
+def test_faults_that_overlap_end_each_for_itself(made: CellPlan) -> None:
+    """Those that began 0.3 s later end 0.3 s later."""
+
+    def looks() -> None:
+        store, links = faulty.cell.store, faulty.cell.links
+        seen.append((store.away, 0 in store.cut_from, ("cpu", 0) in links._cut))
+
+    kinds = (FaultKind.STORE_AWAY, FaultKind.CUT_STORE, FaultKind.CUT_NODE)
+    first = [fault(kind) for kind in kinds]
+    later = [fault(kind) for kind in (FaultKind.STORE_AWAY, FaultKind.CUT_LEADER)]
+    later = [replace(one, at_s=AT_S + 0.3, until_s=AT_S + 2.3) for one in later]
+    faulty = FaultyRun(replace(made, controllers=2), [*first, *later], check=True)
+    seen: list[tuple[int, bool, bool]] = []
+    for after_s in (2.1, 2.4):
+        faulty.cell.clock.call_at(faulty.cell.started_s + AT_S + after_s, looks)
+    faulty.run([LONG])
+    assert seen == [(1, True, True), (0, False, False)]
+
+
 KNOWN = known_model("llama-3.2-3b")
 MODEL = KNOWN.info
 """The model takes 6 GB; the node has room for one and a half."""
