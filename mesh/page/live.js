@@ -30,11 +30,19 @@ let drawing = false;
 let lines = 0; // how many were told
 let toldBefore = []; // the lines that may be told again, the oldest first
 let lastId = ""; // of the last event that was taken
+let follows = false; // whether the other windows were told that this one follows
 let left = false; // whether the events ended because this window was hidden, or had to make room
 const me = Math.random();
 const newer = new Set(); // the windows that began to follow after this one
 const windows = new BroadcastChannel("mesh");
-const tell = (follows) => windows.postMessage({ of: me, follows });
+const tell = (now) => {
+  if (now || follows) windows.postMessage({ of: me, follows: now });
+  follows = now;
+};
+const tellNewest = () => {
+  newer.clear();
+  tell(true);
+};
 
 export function onChange(listener) {
   listeners.add(listener);
@@ -43,11 +51,12 @@ export function onChange(listener) {
 
 export const isCrowded = () => newer.size >= STREAMS_MAX;
 
-windows.onmessage = ({ data: { of, follows } }) => {
-  if (follows) newer.add(of); else newer.delete(of);
-  if (isCrowded()) dispatchEvent(new Event("crowded"));
+windows.onmessage = ({ data }) => {
+  const was = isCrowded();
+  if (data.follows) newer.add(data.of); else newer.delete(data.of);
+  if (isCrowded() && !was) dispatchEvent(new Event("crowded"));
 };
-addEventListener("focus", () => newer.clear());
+addEventListener("focus", tellNewest); // it follows, or is about to
 addEventListener("pagehide", () => tell(false));
 
 // A hidden tab follows nothing, so no silence is counted; shown again it counts from then on.
@@ -102,10 +111,7 @@ export async function follow() {
   for (;;) {
     if (isCrowded()) await happens("focus", (500 + 500 * me) * LOOK_S); // windows do not look in step
     while (document.hidden) await happens("visibilitychange");
-    if (!isCrowded()) {
-      newer.clear();
-      tell(true);
-    }
+    if (!isCrowded()) tellNewest();
     const leaving = new AbortController();
     const { signal } = leaving;
     for (const name of ["visibilitychange", "crowded"]) addEventListener(name, () => leaving.abort(), { signal });
