@@ -1,6 +1,7 @@
 """`mesh page`: the page over the journal of a controller, as it was at each of its decisions."""
 
 import asyncio
+import secrets
 import signal
 from pathlib import Path
 
@@ -47,7 +48,7 @@ async def _serve(path: Path, listen: str) -> None:
 
     view = JournalView(path)
     server = HttpServer(listen)
-    feed = Feed(view, run="j", unix_s=view.unix_s)
+    feed = Feed(view, run=f"j{secrets.randbits(48)}", unix_s=view.unix_s)
     server.start(journal_application(view, feed, lambda: view.viewed))
     output.text(f"http://{server.address}/")
     output.message(f"{path.name} is shown there; Ctrl-C ends it")
