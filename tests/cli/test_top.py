@@ -155,6 +155,12 @@ def shown(*nodes: NodeSnapshot, trouble: str = "") -> list[str]:
     return [line.plain for line in frame(picture, "127.0.0.1:7070", trouble)]
 
 
+def test_of_many_queues_the_longest_are_shown() -> None:
+    queued = [replace(FRESH, queued=n) for n in range(9)]
+    lines = frame(Picture(status=STATUS, nodes=(), deployments=queued), "127.0.0.1:7070")
+    assert lines[-1].plain == "queued by deployment: x 8, x 7, x 6, x 5, x 4, x 3, 2 more"
+
+
 def test_the_parts_of_a_node_add_up_to_its_limit() -> None:
     found = sizes(BUSY)
     assert sum(found.values()) == NODE.memory_bytes
@@ -212,7 +218,7 @@ def test_a_whole_picture_fits_into_100_columns() -> None:
     assert "\n".join(lines) == (
         "mesh 1.2.3 at 127.0.0.1:7070: 1 of 2 nodes ready, 3 running, 3 queued, "
         "1234 served, 5 refused\n"
-        "queued by deployment: chat-small 1, x 2\n"
+        "queued by deployment: x 2, chat-small 1\n"
         "\n"
         "cpu0  ready  cpu, 2 cores, openvino, silent 0.4 s\n"
         f"  {'B' * 2}{'W' * 5}K{'k' * 6}>{'.' * 57}\n"

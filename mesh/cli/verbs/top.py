@@ -24,6 +24,8 @@ from mesh.report.memory_parts import Part, free_bytes, parts
 from mesh.wire.client import MeshClient
 
 BAR_CELLS = 72
+QUEUES_MAX = 6
+"""The longest queues are shown, and how many more there are."""
 INDENT = "  "
 INSTANCES: tuple[Column[InstanceSnapshot], ...] = (
     word("INSTANCE", lambda i: i.instance_id),
@@ -68,9 +70,11 @@ def frame(picture: Picture, address: str, trouble: str = "") -> list[Text]:
     lines.append(_text(_headline(picture.status, address), "bold"))
     if picture.status.wanted:
         lines.append(_text(f"nodes wanted: {wanted_words(picture.status.wanted)}"))
-    queues = [f"{d.spec.name} {d.queued}" for d in picture.deployments if d.queued]
+    queues = sorted((d for d in picture.deployments if d.queued), key=lambda d: -d.queued)
     if queues:
-        lines.append(_text(f"queued by deployment: {', '.join(queues)}", "yellow"))
+        shown = [f"{d.spec.name} {d.queued}" for d in queues[:QUEUES_MAX]]
+        more = [f"{len(queues) - QUEUES_MAX} more"] if len(queues) > QUEUES_MAX else []
+        lines.append(_text(f"queued by deployment: {', '.join(shown + more)}", "yellow"))
     for node in picture.nodes:
         lines += [_text(""), *_node(node)]
     return lines
