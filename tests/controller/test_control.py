@@ -411,6 +411,7 @@ async def test_what_is_not_there_cannot_be_measured(cell: LiveCell) -> None:
         await cell.ask(cell.client.profile, SPEC.name, NodeId("n9"))
 
 
+@pytest.mark.own_cell
 async def test_measuring_is_told_to_those_who_watch(cell: LiveCell) -> None:
     await cell.deployed()
     await cell.ask(cell.client.profile, SPEC.name)

@@ -104,12 +104,13 @@ def rebuilt(told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def test_a_message_is_answered_whole_and_streamed(http: Edge) -> None:
-    await http.cell.deployed()
+    node = await http.cell.deployed()
     response = await send(http, max_tokens=4)
+    request_id = orders(node)[-1].request_id
     whole = response.json()
     held_to(MessageAnswer, whole)
-    assert response.headers["request-id"] == response.headers["x-request-id"] == "r1-1"
-    assert (whole["id"], whole["model"]) == ("msg-r1-1", "chat")
+    assert response.headers["request-id"] == response.headers["x-request-id"] == request_id
+    assert (whole["id"], whole["model"]) == (f"msg-{request_id}", "chat")
     assert whole["content"] == [{"type": "text", "text": "aaaa"}]
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("max_tokens", None)
     prompt = len("<user>hi<assistant>")

@@ -237,6 +237,7 @@ def test_a_journal_of_before_anything_slept_or_was_parallel_replays(
     for field in fields:
         assert field in text
         text = text.replace("," + field, "")
+        assert field not in text
     path.write_text(text)
     start, decisions = read_journal(path)
     assert start == START
