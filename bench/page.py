@@ -98,17 +98,19 @@ KEEPS_NONE = "--disk-cache-size=1"
 SHOWN = "chat-1"
 VIEWS = {
     "cell": ".card",
-    "deployments": "tbody tr",
+    "deployments": "body:has(h1:text-is('Deployments')) tbody tr",
     f"deployments/{SHOWN}": "pre.code",
     "requests": ".timeline",
     "requests/": "svg.tokens",
     "charts": "canvas",
     "logs": ".log li",
     "usage": "select",
-    f"deploy?from={SHOWN}": "textarea",
-    f"try?a={SHOWN}&b={SHOWN}": "textarea",
+    f"deploy?from={SHOWN}": "h1:text-is('Deploy')",
+    f"try?a={SHOWN}&b={SHOWN}": "h1:text-is('Playground')",
 }
-"""The views, and what is there once each is drawn; the page of one request is that of the first."""
+"""The views, and what each shows once it is drawn and the view before does not; the page of one
+request is that of the first.
+"""
 PAINTED = """new Promise(resolve => new PerformanceObserver(list => {
   const card = list.getEntries().find(one => one.element?.closest(".card"));
   const text = performance.getEntriesByName("first-contentful-paint")[0];
