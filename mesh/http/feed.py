@@ -34,7 +34,7 @@ tokens do not wait for as many writes as there are viewers.
 VIEWERS_MAX = 64
 VIEWERS_BY_TENANT_MAX = 16
 EXPECTED_S = 5.0
-"""So long after a browser was given the page its viewer is expected."""
+"""How long a prepared audience is kept for a viewer that has not come yet."""
 VIEWER_EVENTS_MAX = 120
 """At most so many events wait for one viewer: about two minutes of an idle cell's."""
 KEPT_EVENTS_MAX = 600
@@ -82,7 +82,7 @@ class _Audience:
     """The last events, without a gap."""
     kept_bytes: int = 0
     looking: asyncio.Task[None] | None = None
-    """The first look, where it began before there was a viewer."""
+    """The task of a first look that began before there was a viewer."""
 
     @property
     def last_id(self) -> str:
@@ -145,7 +145,7 @@ class Feed:
         key = _audience_of(asks)
         if key in self._audiences or len(self._audiences) >= VIEWERS_MAX or self._closed:
             return
-        audience = self._audience(key)
+        audience = self._begin_audience(key)
         audience.looking = asyncio.create_task(self._look_first(key, audience))
         asyncio.get_running_loop().call_later(EXPECTED_S, self._drop, key, audience)
 
@@ -157,7 +157,7 @@ class Feed:
         audience = self._audiences.get(key)
         self._check_room(key, audience)
         if audience is None:
-            audience = self._audience(key)
+            audience = self._begin_audience(key)
         audience.viewers.append(viewer)
         try:
             if not audience.state:
@@ -207,13 +207,13 @@ class Feed:
             for viewer in audience.viewers:
                 viewer.blocks.close()
 
-    def _audience(self, key: Caller) -> _Audience:
-        """A new one."""
+    def _begin_audience(self, key: Caller) -> _Audience:
+        """Adds an audience that knows nothing yet."""
         self._audiences[key] = _Audience(f"{self._run}-{next(self._made)}")
         return self._audiences[key]
 
     def _drop(self, key: Caller, audience: _Audience) -> None:
-        """Where it has no viewers."""
+        """Removes an audience that has no viewers."""
         if not audience.viewers and self._audiences.get(key) is audience:
             del self._audiences[key]
         if not self._audiences:

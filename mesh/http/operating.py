@@ -140,7 +140,9 @@ class OperateAll:
                 await exchange.json(encoded({"deployments": answers}))
 
     async def _specs(self, exchange: Exchange) -> list[DeploymentSpec] | None:
-        """The body is in hand until it is read; `None` where its client left meanwhile."""
+        """The deployments of the file, or `None` where its client has left. The body stays counted
+        until the file is read.
+        """
         specs = None
         async with exchange.body() as raw:
             with exchange.watched(lambda _: None), self._threads.place():

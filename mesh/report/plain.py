@@ -48,7 +48,9 @@ def plain_json(value: object) -> bytes:
 
 
 def json_pieces(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
-    """As `plain_json`. What is within so many levels is encoded a step each; many are a piece."""
+    """The JSON of `data`, in pieces of PIECE_ENTRIES entries. Values that are nested deeper than
+    `depth` are encoded in one step each.
+    """
     pieces, entries = [], []
     for entry in _entries(data, depth):
         entries.append(entry)
