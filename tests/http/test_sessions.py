@@ -4,7 +4,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,13 @@ import requests
 from starlette.requests import Request
 
 from mesh.controller.keys import FILE_NAME
+from mesh.controller.viewed import Viewed
+from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
 from mesh.http import operating
 from mesh.http.sessions import COOKIE, SESSION_S_MAX, SESSIONS_MAX, TOKEN_HEADER, Sessions
+from mesh.report.cell_state import CellPicture
 from mesh.wire.work_threads import WORK_THREADS
 from tests.controller.live import WAIT_S_MAX, LiveCell
 from tests.controller.test_access import SPEC, Keys, client_of, keyed
@@ -74,6 +77,30 @@ async def test_a_key_begins_a_session_no_script_can_read(closed: tuple[LiveCell,
     assert (await tab.ask("GET", "/metrics")).status_code == 403, "a tenant is no operator"
     assert (await tab.ask("DELETE", "/api/v1/session")).json()["role"] is None
     assert (await tab.ask("GET", "/api/v1/cell")).status_code == 401
+
+
+async def test_the_page_prepares_a_picture_for_those_who_may_view_and_no_other(
+    closed: tuple[LiveCell, Keys], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, keys = closed
+    prepared: list[Caller] = []
+    pictures = Viewed.pictures
+
+    async def noted(self: Viewed, callers: Sequence[Caller]) -> list[CellPicture]:
+        prepared.extend(callers)
+        return await pictures(self, callers)
+
+    monkeypatch.setattr(Viewed, "pictures", noted)
+    tab, html = Tab(cell), {"Accept": "text/html"}
+    for key in ({}, {"Authorization": f"Bearer {keys.revoked}"}):
+        assert (await tab.ask("GET", "/", headers={**html, **key})).status_code == 200
+    await tab.sign_in(keys.a)
+    await tab.ask("GET", "/", headers={"Accept": "*/*"})
+    await tab.ask("GET", "/api/v1/session")
+    assert not prepared
+    await tab.ask("GET", "/", headers=html)
+    await tab.ask("GET", "/api/v1/session")
+    assert prepared == [Caller(role=Role.TENANT, tenant=TenantName("a"))]
 
 
 async def test_a_change_needs_the_token_and_this_origin(closed: tuple[LiveCell, Keys]) -> None:
