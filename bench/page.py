@@ -52,6 +52,7 @@ from mesh.report.narrate import Narrator
 from mesh.sim.cluster import Arrival, VirtualCell
 from mesh.sim.scenario import plan, read_scenario
 from mesh.wire.access import Gate
+from mesh.wire.work_threads import WorkThreads
 
 NODES, DEPLOYMENTS, REQUESTS = 100, 500, 1_000
 INSTANCES_EACH = 4
@@ -161,6 +162,7 @@ class PacedCell:
             book=book,
             cancel=lambda _: None,
             used_since=_no_usage,
+            threads=WorkThreads(),
         )
 
     def _fill(self, requests_open: int) -> None:
