@@ -353,8 +353,8 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
     if unloads and owner is not None and owner.replicas() <= owner.warm:
         _look_again(ctx, expired, ctx.limits.lease_check_s)
         return
-    parks = not unloads and not instance.is_parked
-    if not unloads and (not parks or (owner is not None and not owner.may_park())):
+    stays = instance.is_parked or (owner is not None and not owner.may_park())
+    if stays and not unloads:
         _look_again(ctx, expired, again_s)
         return
     release(ctx, decided)
