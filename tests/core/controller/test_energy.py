@@ -18,9 +18,11 @@ RAPL = EnergySource.RAPL
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 10.0)), max_size=20),
-    st.floats(0.0, 10.0),
-    st.floats(0.0, 1e4),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.floats(0.0, 10.0, allow_subnormal=False)), max_size=20
+    ),
+    st.floats(0.0, 10.0, allow_subnormal=False),
+    st.floats(0.0, 1e4, allow_subnormal=False),
 )
 def test_shares_and_what_is_nobodys_are_all_joules(
     iterations: list[tuple[str, float]], beside_s: float, busy_j: float
