@@ -105,7 +105,7 @@ def _host(
     there = next((i for i in entry.instances.values() if i.node is node), None)
     return Host(
         node_id=node.node_id,
-        profile=ctx.cell.expectations.profile(deployment.model, footprint, node.hello),
+        profile=ctx.cell.profile_on(node, deployment),
         batch_max=max(min(batch_max(ctx, entry, node), fit), 1),
         factor=1.0 if there is None else there.correction.factor(ctx.now_s),
         error=(there.off_p95 or None) if there is not None else None,

@@ -104,11 +104,10 @@ def start_size(
     deployment = entry.made
     context, start = deployment.context_tokens_max, None
     if node is not None:
-        expectations, hello, model = ctx.cell.expectations, node.hello, deployment.model
         start = StartDemand(
             node=node,
             footprint=footprint,
-            profile=lambda: expectations.profile(model, footprint, hello),
+            profile=lambda: ctx.cell.profile_on(node, deployment),
             context_tokens=context,
             tpot_s=entry.spec.slo.tpot_s,
         )

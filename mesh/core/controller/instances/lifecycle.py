@@ -61,7 +61,7 @@ def load(
         ctx.cell.prefetches.note_load(nearer=nearer, needed=asked, felt=asked)
         _cancel_import_ahead(ctx, node)
     unload_idle(ctx, node, room.unloads)
-    profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
+    profile = ctx.cell.profile_on(node, deployment)
     instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.number_instance()}")
     served_max = batch_max(ctx, entry, node)
     to_load = LoadInstance(

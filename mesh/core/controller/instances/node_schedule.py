@@ -422,6 +422,8 @@ def node_prompts_s(node: NodeEntry, now_s: float) -> float:
     """
     total_s = 0.0
     for instance in node.instances.values():
+        if instance.profile is None:
+            continue  # it was loaded for nobody who is known, and goes
         work = (instance.requests or instance.coming).values()
         lefts = [(r, r.prefill_left if instance.requests else r.tokens) for r in work]
         prompts = [(request, left) for request, left in lefts if left]

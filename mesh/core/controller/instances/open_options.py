@@ -109,9 +109,8 @@ class OpenOptions:
         return times_of(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
 
     def times_on(self, node: NodeView) -> Times:
-        known, deployment = self._node(node), self._deployment()
-        footprint = known.footprint_of(deployment)
-        profile = self.ctx.cell.expectations.profile(deployment.model, footprint, known.hello)
+        known = self._node(node)
+        profile = self.ctx.cell.profile_on(known, self._deployment())
         return Times(profile, known.rule.overestimate)
 
     def carry_s(self, instance: InstanceView, tokens: int) -> float:

@@ -336,9 +336,7 @@ class Price:
         if self.instance is not None:
             assert self.instance.profile is not None, "it serves"
             return self.instance.profile
-        node, deployment = self.node, self.entry.made
-        footprint = node.footprint_of(deployment)
-        return self.ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
+        return self.ctx.cell.profile_on(self.node, self.entry.made)
 
 
 def going_to(instance: InstanceEntry, moves: Sequence[Price]) -> list[RequestEntry]:

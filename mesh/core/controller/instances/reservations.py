@@ -119,13 +119,13 @@ def _work_s(ctx: EventContext, instance: InstanceEntry) -> float:
 
 
 def _tokens_left(ctx: EventContext, request: RequestEntry) -> int:
-    """As its deployment's answers have had lately; one at least."""
+    """As its class's answers have had lately; one at least."""
     prompt = len(request.original.prompt_tokens)
     owner = ctx.cell.deployments.get(request.deployment)
     whole = expected_tokens(
         prompt,
         len(request.output_tokens) + 1,
         output_tokens_max=request.original.sampling.max_tokens,
-        output_tokens_mean=owner.history.mean_tokens if owner else 0.0,
+        output_tokens_mean=owner.history.mean_of(request.slo.name) if owner else 0.0,
     )
     return max(whole - request.tokens, 1)

@@ -219,9 +219,7 @@ class Outlook:
             fingerprint = node.hello.fingerprint
             if fingerprint in seen or not ctx.takes(node, entry.spec):
                 continue
-            footprint = node.footprint_of(entry.made)
-            model = entry.made.model
-            profile = ctx.cell.expectations.profile(model, footprint, node.hello)
+            profile = ctx.cell.profile_on(node, entry.made)
             if profile.measured:
                 seen[fingerprint] = alone_s(profile, request, node.rule, ctx.limits, cached=cached)
             else:

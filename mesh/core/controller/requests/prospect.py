@@ -122,7 +122,7 @@ def _on(
         fit = Fit.ONCE_IDLE_GO if room.unloads else Fit.NOW
     else:
         fit = Fit.ONCE_OTHERS_GO if needed_bytes <= node.capacity_bytes else Fit.NEVER
-    profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
+    profile = ctx.cell.profile_on(node, deployment)
     price = Price(ctx, None, entry, node, None, request, room=room)
     share = ctx.share_of(node, decodes_share)
     if ctx.policy.promises:

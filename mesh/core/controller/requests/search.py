@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import inf
 
-from mesh.compute.times import Times
 from mesh.core.controller.instances.kv_cache import Room, batch_max, blocks_for_load, room_for
 from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
+from mesh.core.controller.instances.node_schedule import node_prompts_s, times_of
 from mesh.core.controller.instances.open_options import OpenOptions, idle_to_unload
 from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price, going_to, must_give_way
 from mesh.core.controller.requests.ending import RETRY_AFTER_S, refuse
@@ -253,7 +253,7 @@ class Search(OpenOptions):
             first = next((i for i in candidates if i is request.leader.instance), None)
         if first is None:
             start = self.entry.take_resumes_at()
-            first = None if start else preferred(candidates, request)
+            first = None if start else preferred(candidates, request, self.ctx.now_s)
         if first is not None:
             return enumerate(chain((first,), (i for i in candidates if i is not first)))
         if not start:
@@ -545,7 +545,9 @@ def not_in_books(ctx: EventContext, plan: Plan, message: str) -> None:
     ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, type(plan).__name__, message)
 
 
-def preferred(candidates: Iterable[InstanceEntry], request: RequestEntry) -> InstanceEntry | None:
+def preferred(
+    candidates: Iterable[InstanceEntry], request: RequestEntry, now_s: float
+) -> InstanceEntry | None:
     """The candidate to try before the policy's first: where more of the request is computed than
     what lies before it there takes longer. None: the policy's order is as good.
     """
@@ -558,23 +560,14 @@ def preferred(candidates: Iterable[InstanceEntry], request: RequestEntry) -> Ins
     for instance in holders:
         saved = instance.cached_tokens(request)
         if saved and instance.profile is not None:
-            gain_s = Times(instance.profile).prefill_s(saved, 0) - _prefill_ahead_s(instance.node)
+            gain_s = times_of(instance, now_s).prefill_s(saved, 0)
+            gain_s -= node_prompts_s(instance.node, now_s)
             if best is None or gain_s > best_s:
                 best, best_s = instance, gain_s
-    if first is None or best is None or best is first or best_s <= -_prefill_ahead_s(first.node):
+    if first is None or best is None or best is first:
         return None
-    return best
+    return best if best_s > -node_prompts_s(first.node, now_s) else None
 
 
 def _is_open(instance: InstanceEntry) -> bool:
     return instance.takes_now and not instance.is_full
-
-
-def _prefill_ahead_s(node: NodeEntry) -> float:
-    return sum(
-        Times(instance.profile).prefill_s(r.prefill_left, r.tokens - r.prefill_left)
-        for instance in node.instances.values()
-        if instance.profile is not None
-        for r in instance.requests.values()
-        if r.prefill_left
-    )

@@ -18,6 +18,7 @@ from mesh.core.controller.state.request import Orphan, RequestEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.core.controller.state.wanted import WantedEntry
 from mesh.domain.actions import RefuseRequest
+from mesh.domain.deployment import Deployment
 from mesh.domain.energy import NO_ENERGY, EnergyView, together
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
@@ -119,6 +120,11 @@ class Cell:
             for instance in node.instances.values():
                 if owner := self.deployments.get(instance.deployment):
                     owner.ease_nodes()  # it counts again, perhaps in the place of another
+
+    def profile_on(self, node: NodeEntry, deployment: Deployment) -> Profile:
+        """What iterations of the deployment's model take on the node, as well as that is known."""
+        footprint = node.footprint_of(deployment)
+        return self.expectations.profile(deployment.model, footprint, node.hello)
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured: what nodes refused by earlier ones does not hold."""

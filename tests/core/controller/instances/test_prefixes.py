@@ -85,13 +85,13 @@ def test_a_place_with_more_of_it_is_preferred_unless_it_is_the_busier_by_more() 
     known = Entries()
     other = known.an_instance("a2", known.a_node("n2", 2))
     asked, both = salted(known), [known.instance, other]
-    assert preferred(both, asked) is None
+    assert preferred(both, asked, 0.0) is None
     knows(other, 2)
-    assert preferred(both, asked) is other
+    assert preferred(both, asked, 0.0) is other
     submit(other, known.a_request("long", tokens=500))
-    assert preferred(both, asked) is None, "500 tokens before it, for 2 blocks less"
+    assert preferred(both, asked, 0.0) is None, "500 tokens before it, for 2 blocks less"
     knows(known.instance, 1)
-    assert preferred(both, asked) is None, "the policy's first is the best"
+    assert preferred(both, asked, 0.0) is None, "the policy's first is the best"
 
 
 def test_who_has_nothing_in_any_cache_is_left_to_the_policy() -> None:
@@ -100,7 +100,7 @@ def test_who_has_nothing_in_any_cache_is_left_to_the_policy() -> None:
     knows(known.instance, 5)
     knows(other, 5)
     submit(known.instance, known.a_request("long", tokens=500))
-    assert preferred([known.instance, other], known.a_request("new")) is None
+    assert preferred([known.instance, other], known.a_request("new"), 0.0) is None
 
 
 def asking() -> Request:
