@@ -22,6 +22,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, StandsBy, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState
+from mesh.domain.slo import Slo
 from mesh.runtime.lease import LEASE_S
 from mesh.wire.client import MeshClient
 from tests.cluster.conftest import create_database, lacks, postgres
@@ -38,6 +39,8 @@ LOSSES, ANSWERS, STEP_S, TOKENS = (20, 100, 0.1, 80) if DEEP else (1, 8, 0.03, 1
 tokens a second.
 """
 NAME = DeploymentName("chat")
+SLO = Slo(ttft_s=10.0, tpot_s=1.0)
+"""A prompt beside decodes is expected to take two steps, on cores that others compute on."""
 SILENCE_S_MAX = {"kill": 2.0}
 """From one token of an answer to the next over the loss of its controller, by how that is lost."""
 OTHERS_S_MAX = 3.0
@@ -70,7 +73,7 @@ class Cell:
             self.start(n)
         both = ",".join(self.addresses)
         node = ("--join", both, "--name", "n1", "--home", str(folder / "n1"))
-        script = ("--step-s", str(STEP_S), "--")
+        script = ("--step-s", str(STEP_S), "--measure-at-once", "--")
         self._start("node", "tests.support.scripted_node", *script, *node, "--memory", "1GiB")
         front = ("--listen", self.front, "--home", str(folder / "front"))
         self._start("front", "mesh", "front", "--cells", f"a={both}", *front)
@@ -134,7 +137,8 @@ class Cell:
         model = write_tiny_llama(folder / "tiny", seed=1)
         with MeshClient(self.addresses[0]) as client, MeshClient(self.front) as front:
             until(lambda: bool(client.nodes()))
-            client.deploy(DeploymentSpec(name=NAME, source=f"file://{model}"))
+            client.deploy(DeploymentSpec(name=NAME, source=f"file://{model}", slo=SLO))
+            client.profile(NAME)
             until(lambda: any(one.state is DeploymentState.READY for one in front.list()))
 
     def kept(self) -> object:
@@ -208,7 +212,9 @@ class Answers:
     def __init__(self, asks: list[Callable[[], Answer]], unbroken: Answer) -> None:
         self._open = [asks[n % len(asks)]() for n in range(ANSWERS)]
         self._unbroken = unbroken
-        until(lambda: all(len(answer.token_ids) >= 3 for answer in self._open))
+        until(lambda: all(a.ended.is_set() or len(a.token_ids) >= 3 for a in self._open))
+        errors = [str(answer.error) for answer in self._open if answer.error is not None]
+        assert not errors, errors
         self._since_s = time.monotonic()
 
     def end(self) -> list[float]:
