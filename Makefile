@@ -27,7 +27,7 @@ UV_INSTALL = $(UV)/uv pip install --quiet --index-strategy unsafe-best-match $$(
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 CLIENTS := $(addprefix test-client-,langchain lm_eval openai agents anthropic litellm llama_index ollama pydantic_ai)
 
-.PHONY: help demo load test test-clients $(CLIENTS) test-cluster test-page test-prometheus test-ray test-vllm test-vllm-engine test-vllm-burst quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
+.PHONY: help demo load test test-clients $(CLIENTS) test-cluster test-page test-prometheus test-ray test-vllm test-vllm-engine test-vllm-burst quick check lint types imports proto format faults faults-store fuzz attack soak bench environments clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -101,6 +101,9 @@ $(VENV)/.installed-dev: pyproject.toml | .venv-uv/indexes
 	cp $^ .venv-clients-npm/
 	npm ci --prefix .venv-clients-npm --ignore-scripts --no-audit --no-fund --loglevel error >&2
 	touch $@
+
+# The files of the tests that have environments of their own: hundreds of packages, some of hundreds of megabytes.
+environments: $(addsuffix /.installed,.venv-vllm .venv-cluster .venv-ray $(CLIENTS:test-client-%=.venv-clients-%) $(addprefix .venv-clients-,page kserve npm triton)) ## set up what `make test` does without
 
 # $1 runs the tests. Where it fails by at most five of them, these are run once more, one at a time and with $2: on a
 # machine that others use, a process may miss any bound. A cache of its own names the failures of this run alone.
