@@ -18,6 +18,7 @@ from mesh.domain.steps import EngineRequest
 from mesh_nodes.engines.vllm import VllmEngine
 from tests.contract.driving import Driver, greedy, no_progress
 from tests.contract.engine_contract import StoredModel
+from tests.support.waiting import alive, until
 
 WAIT_S_MAX = 60.0
 PROMPT = tuple(range(5, 45))
@@ -32,20 +33,6 @@ def engine_processes() -> set[int]:
         for child in forkserver.children()
         if alive(child.pid)
     }
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + WAIT_S_MAX
-    while not reached():
-        assert time.monotonic() < give_up_s, "it does not come"
-        time.sleep(0.005)
 
 
 def outcome_of(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
@@ -108,7 +95,7 @@ def test_killed_amid_an_iteration(
     (error,) = outcomes
     assert isinstance(error, EngineError)
     assert "victim ended amid a step (signal 9)" in error.message
-    wait_until(lambda: told == ["victim"])
+    until(lambda: told == ["victim"])
     check_gone(engine, bystander, pid, model)
 
 
@@ -118,7 +105,7 @@ def test_killed_between_iterations(
     """The books know at once. Requests are taken, and the next step says so."""
     bystander, victim, pid = pair
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(engine.memory()) == 1)
+    until(lambda: len(engine.memory()) == 1)
     for name in ("late", "later"):
         victim.submit(name, PROMPT)
     with pytest.raises(EngineError, match=r"victim has ended \(signal 9\)"):
@@ -132,7 +119,7 @@ def test_killed_amid_a_load(engine: VllmEngine, model: StoredModel) -> None:
     before = engine_processes()
     order = model.order(InstanceId("victim"), kv_blocks=16)
     thread, outcomes = outcome_of(lambda: engine.load(order, no_progress))
-    wait_until(lambda: len(engine_processes() - before) == 1)
+    until(lambda: len(engine_processes() - before) == 1)
     (pid,) = engine_processes() - before
     os.kill(pid, signal.SIGKILL)
     thread.join(WAIT_S_MAX)
@@ -167,8 +154,8 @@ def test_a_killed_forkserver_takes_every_instance_and_the_next_load_brings_anoth
     engine.watch(lambda instance_id, error: told.append(instance_id))
     (forkserver,) = (p for p in psutil.Process().children() if p.children())
     forkserver.kill()
-    wait_until(lambda: engine.memory() == ())
-    wait_until(lambda: told == ["i"])
+    until(lambda: engine.memory() == ())
+    until(lambda: told == ["i"])
     with pytest.raises(EngineError, match="the engine process of i"):
         engine.step(driver.instance_id, 64)
     engine.unload(driver.instance_id)
@@ -188,11 +175,11 @@ def test_close_ends_a_load_that_is_under_way(engine: VllmEngine, model: StoredMo
     before = engine_processes()
     order = model.order(InstanceId("i"), kv_blocks=4)
     thread, outcomes = outcome_of(lambda: engine.load(order, no_progress))
-    wait_until(lambda: len(engine_processes() - before) == 1)
+    until(lambda: len(engine_processes() - before) == 1)
     engine.close()
     thread.join(WAIT_S_MAX)
     assert isinstance(outcomes[0], EngineError)
-    wait_until(lambda: engine_processes() == before)
+    until(lambda: engine_processes() == before)
 
 
 AGENT = """
@@ -203,21 +190,25 @@ from mesh_nodes.engines.vllm import VllmEngine
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 path = Path(sys.argv[1])
 model = StoredModel(info=write_tiny_model(path, head_size=32), path=path)
-engine = VllmEngine(threads=1)
-engine.load(model.order(InstanceId("i"), kv_blocks=4), lambda phase, share: None)
-print("loaded", flush=True)
+engine = VllmEngine(threads=1, asleep_max=1)
+for name in ("loaded", "asleep"):
+    engine.load(model.order(InstanceId(name), kv_blocks=4), lambda phase, share: None)
+engine.unload(InstanceId("asleep"))
+assert len(engine.asleep()) == 1
+print("ready", flush=True)
 time.sleep(600)
 """
 
 
 def test_no_process_outlives_an_agent_that_is_killed(tmp_path: object) -> None:
+    """Neither one whose instance is loaded nor one that sleeps."""
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT, f"{tmp_path}/model"], stdout=subprocess.PIPE, text=True
     )
     assert agent.stdout is not None
     with agent, agent.stdout:
-        assert agent.stdout.readline() == "loaded\n"
+        assert agent.stdout.readline() == "ready\n"
         below = psutil.Process(agent.pid).children(recursive=True)
-        assert len(below) == 2, "the forkserver and one engine process"
+        assert len(below) == 3, "the forkserver and two engine processes"
         agent.kill()
-    wait_until(lambda: not any(alive(process.pid) for process in below))
+    until(lambda: not any(alive(process.pid) for process in below))

@@ -21,16 +21,10 @@ from tests.contract.driving import Driver
 from tests.contract.engine_contract import StoredModel, vllm_spawner, write_tiny_model
 from tests.nodes.engines.openvino.families import families, write_family
 from tests.nodes.engines.serving import INSTANCE, load, request, run
-from tests.nodes.engines.vllm.test_ends import (
-    PROMPT,
-    WAIT_S_MAX,
-    alive,
-    engine_processes,
-    outcome_of,
-    wait_until,
-)
+from tests.nodes.engines.vllm.test_ends import PROMPT, WAIT_S_MAX, engine_processes, outcome_of
 from tests.nodes.engines.vllm.test_families import quantise
 from tests.nodes.engines.vllm.test_sleeping import started
+from tests.support.waiting import alive, until
 
 ONE, TWO = InstanceId("one"), InstanceId("two")
 Make = Callable[..., VllmEngine]
@@ -66,9 +60,9 @@ def left_by(engine: VllmEngine, stored: StoredModel) -> list[int]:
     before = engine_processes()
     tokens = serve(engine, stored).run("r", PROMPT)
     (pid,) = engine_processes() - before
-    wait_until(lambda: bool(engine.in_host_memory()))
+    until(lambda: bool(engine.in_host_memory()))
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     engine.unload(ONE)
     assert engine.asleep() == ()
     return tokens
@@ -164,7 +158,7 @@ def test_a_process_killed_before_all_of_it_is_there_leaves_nothing(
     pid = started(engine, stored, ONE)
     os.kill(pid, signal.SIGSTOP)
     thread, outcomes = outcome_of(lambda: engine.unload(ONE))
-    wait_until(lambda: engine._pool.used_bytes > 0)  # type: ignore[union-attr]
+    until(lambda: engine._pool.used_bytes > 0)  # type: ignore[union-attr]
     assert engine.in_host_memory() == ()
     os.kill(pid, signal.SIGKILL)
     thread.join(WAIT_S_MAX)
@@ -177,7 +171,7 @@ def test_a_load_killed_amid_the_pool_goes_on_from_disk(make: Make, stored: Store
     engine = make()
     tokens, before = left_by(engine, stored), engine_processes()
     thread, outcomes = outcome_of(lambda: serve(engine, stored, TWO))
-    wait_until(lambda: bool(engine_processes() - before))
+    until(lambda: bool(engine_processes() - before))
     (pid,) = engine_processes() - before
     os.kill(pid, signal.SIGKILL)
     thread.join(WAIT_S_MAX)
@@ -199,7 +193,7 @@ def test_a_full_pool_has_unloads_and_loads_as_if_there_were_none(
 def test_two_instances_at_once_take_one_place(make: Make, stored: StoredModel) -> None:
     engine = make(asleep_max=2)
     one = serve(engine, stored, ONE)
-    wait_until(lambda: bool(engine.in_host_memory()))
+    until(lambda: bool(engine.in_host_memory()))
     two = serve(engine, stored, TWO)
     assert (one.loaded.tier, two.loaded.tier) == (LoadTier.DISK, LoadTier.HOST)
     assert one.run("r", PROMPT) == two.run("r", PROMPT)

@@ -4,14 +4,11 @@ import os
 import queue
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mesh.domain.errors import EngineError, OutOfMemory
@@ -22,14 +19,8 @@ from mesh_nodes.engines.vllm import VllmEngine, sleeping
 from mesh_nodes.engines.vllm.host_pool import CHUNK_BYTES
 from tests.contract.driving import Driver, greedy, no_progress
 from tests.contract.engine_contract import StoredModel, vllm_spawner
-from tests.nodes.engines.vllm.test_ends import (
-    PROMPT,
-    WAIT_S_MAX,
-    alive,
-    engine_processes,
-    outcome_of,
-    wait_until,
-)
+from tests.nodes.engines.vllm.test_ends import PROMPT, WAIT_S_MAX, engine_processes, outcome_of
+from tests.support.waiting import alive, until
 
 DRAWN = SamplingParams(
     max_tokens=12, ignore_eos=True, temperature=0.9, repetition_penalty=1.2, seed=3
@@ -192,7 +183,7 @@ def test_what_is_awake_keeps_what_it_has_there(
     assert (len(engine.asleep()), alive(one)) == (1, True)
     assert engine.load(model.order(ONE), no_progress).tier is LoadTier.HOST
     os.kill(one, signal.SIGKILL)
-    wait_until(lambda: not alive(one))
+    until(lambda: not alive(one))
     engine.unload(ONE)
     engine.load(other.order(TWO), no_progress)
     engine.unload(TWO)
@@ -319,7 +310,7 @@ def test_killed_in_its_sleep(engine: VllmEngine, model: StoredModel) -> None:
     pid = started(engine, model, ONE)
     engine.unload(ONE)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: engine.asleep() == ())
+    until(lambda: engine.asleep() == ())
     before = engine_processes()
     assert engine.load(model.order(ONE), no_progress).tier is LoadTier.HOST
     assert len(engine_processes() - before) == 1
@@ -338,7 +329,7 @@ def test_a_sleep_that_does_not_end_is_an_unload(
 
 def test_one_moves_at_a_time_and_steps_go_on_beside(engine: VllmEngine, model: StoredModel) -> None:
     bystander = Driver(engine, model.order(THREE, kv_blocks=16))
-    wait_until(lambda: bool(engine.in_host_memory()))
+    until(lambda: bool(engine.in_host_memory()))
     first = started(engine, model, ONE, batch_max=1)
     second = started(engine, model, TWO, batch_max=2)
     engine.unload(TWO)
@@ -396,36 +387,6 @@ def test_nothing_sleeps_unless_it_is_asked_for(make: Make, model: StoredModel) -
     engine.abort(ONE, RequestId("r"))
 
 
-AGENT = """
-import sys, time
-from pathlib import Path
-from mesh.domain.ids import InstanceId
-from mesh_nodes.engines.vllm import VllmEngine
-from tests.contract.engine_contract import StoredModel, write_tiny_model
-path = Path(sys.argv[1])
-model = StoredModel(info=write_tiny_model(path, head_size=32), path=path)
-engine = VllmEngine(threads=1, asleep_max=1)
-engine.load(model.order(InstanceId("i"), kv_blocks=4), lambda phase, share: None)
-engine.unload(InstanceId("i"))
-assert len(engine.asleep()) == 1
-print("asleep", flush=True)
-time.sleep(600)
-"""
-
-
-def test_what_sleeps_does_not_outlive_an_agent_that_is_killed(tmp_path: object) -> None:
-    agent = subprocess.Popen(
-        [sys.executable, "-c", AGENT, f"{tmp_path}/model"], stdout=subprocess.PIPE, text=True
-    )
-    assert agent.stdout is not None
-    with agent, agent.stdout:
-        assert agent.stdout.readline() == "asleep\n"
-        below = psutil.Process(agent.pid).children(recursive=True)
-        assert len(below) == 2, "the forkserver and the process that sleeps"
-        agent.kill()
-    wait_until(lambda: not any(alive(process.pid) for process in below))
-
-
 def test_the_end_of_one_that_was_woken_is_told_and_of_one_that_sleeps_is_not(
     engine: VllmEngine, model: StoredModel
 ) -> None:
@@ -439,7 +400,7 @@ def test_the_end_of_one_that_was_woken_is_told_and_of_one_that_sleeps_is_not(
             engine.unload(TWO)
         os.kill(pid, signal.SIGKILL)
         if sleeps:
-            wait_until(lambda: engine.asleep() == ())
+            until(lambda: engine.asleep() == ())
         else:
             assert ends.get(timeout=WAIT_S_MAX) == TWO
             engine.unload(TWO)

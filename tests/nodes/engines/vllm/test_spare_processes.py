@@ -11,7 +11,8 @@ from mesh.domain.ids import InstanceId
 from mesh_nodes.engines.vllm import VllmEngine
 from tests.contract.driving import Driver, greedy
 from tests.contract.engine_contract import StoredModel, vllm_spawner
-from tests.nodes.engines.vllm.test_ends import PROMPT, alive, engine_processes, wait_until
+from tests.nodes.engines.vllm.test_ends import PROMPT, engine_processes
+from tests.support.waiting import alive, until
 
 
 @pytest.fixture
@@ -20,14 +21,14 @@ def engine() -> Iterator[VllmEngine]:
     engine.await_ready()
     assert engine._spare._waiting == []
     engine.fill_spare()
-    wait_until(lambda: len(engine._spare._waiting) == 1)
+    until(lambda: len(engine._spare._waiting) == 1)
     yield engine
     engine.close()
 
 
 def waiting(engine: VllmEngine) -> int:
     """The process that waits, once there is one and no other is coming."""
-    wait_until(lambda: engine._spare._coming is None and len(engine._spare._waiting) == 1)
+    until(lambda: engine._spare._coming is None and len(engine._spare._waiting) == 1)
     (remote,) = engine._spare._waiting
     return remote.pid
 
@@ -59,7 +60,7 @@ def test_a_wake_takes_nothing(engine: VllmEngine, model: StoredModel) -> None:
 def test_one_that_was_killed_is_not_taken(engine: VllmEngine, model: StoredModel) -> None:
     pid = waiting(engine)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     driver = Driver(engine, model.order(InstanceId("a"), kv_blocks=16))
     assert len(driver.run("r", PROMPT, greedy(8))) == 8
     assert waiting(engine) != pid
@@ -70,9 +71,9 @@ def test_close_ends_what_waits_and_what_is_coming(model: StoredModel) -> None:
     engine = VllmEngine(spawner=vllm_spawner(), spare_max=2)
     engine.await_ready()
     engine.fill_spare()
-    wait_until(lambda: len(engine_processes() - before) == 2)
+    until(lambda: len(engine_processes() - before) == 2)
     engine.close()
-    wait_until(lambda: engine_processes() == before)
+    until(lambda: engine_processes() == before)
     engine._spare.fill()
     engine._spare.close()
     assert engine_processes() == before

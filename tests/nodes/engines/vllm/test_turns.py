@@ -38,13 +38,8 @@ from tests.contract.driving import Driver, greedy
 from tests.contract.engine_contract import StoredModel
 from tests.core.cells import of_kind
 from tests.core.nodes import load_command
-from tests.nodes.engines.vllm.test_ends import (
-    PROMPT,
-    WAIT_S_MAX,
-    alive,
-    engine_processes,
-    outcome_of,
-)
+from tests.nodes.engines.vllm.test_ends import PROMPT, WAIT_S_MAX, engine_processes, outcome_of
+from tests.support.waiting import alive
 
 CONTEXT_TOKENS, KV_BLOCKS = 4096, 300
 OUTPUT_TOKENS = 300
