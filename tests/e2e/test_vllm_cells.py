@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +41,45 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "vllm", seed=1, head_size=32)
 
 
+@dataclass(frozen=True)
+class Serving:
+    """A cell with HTTP, and its node."""
+
+    cell: LiveCell
+    node: Process
+    http: str
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory, store_home: Path) -> Iterator[Serving]:
+    """A node for several tests, since it imports vLLM."""
+    cell, http = LiveCell(tmp_path_factory.mktemp("cell"), store_home), f"127.0.0.1:{free_port()}"
+    cell.start_controller("--http", http)
+    yield Serving(cell, cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX), http)
+    cell.close()
+
+
+@pytest.fixture
+def serving(joined: Serving) -> Iterator[Serving]:
+    """Without deployments and engine processes."""
+    yield joined
+    for deployment in joined.cell.client.list():
+        joined.cell.client.delete(deployment.spec.name)
+    joined.cell.wait_for("the node to be empty", lambda: not engine_processes(joined.node))
+
+
 def engine_processes(node: Process) -> list[int]:
     (forkserver,) = psutil.Process(node.popen.pid).children()
     return [child.pid for child in forkserver.children()]
 
 
 def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
-    cell: LiveCell, vllm_model: Path
+    serving: Serving, vllm_model: Path
 ) -> None:
     """The process is killed amid answers, and while it is idle. The books balance: what the cell
     thinks is held is what the next instance holds.
     """
-    cell.start_controller()
-    node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+    cell, node = serving.cell, serving.node
     cell.deploy("chat", vllm_model, slo=PATIENT)
     undisturbed = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
     assert undisturbed.finished().output_tokens == TOKENS
@@ -80,11 +108,10 @@ def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
 
 
 def test_an_idle_instance_whose_process_is_killed_is_missed_at_once(
-    cell: LiveCell, vllm_model: Path
+    serving: Serving, vllm_model: Path
 ) -> None:
     """And another one loaded, where the deployment wants one at any time."""
-    cell.start_controller()
-    node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+    cell, node = serving.cell, serving.node
     cell.deploy("chat", vllm_model, replicas_min=1, slo=PATIENT)
 
     def ready() -> list[str]:
@@ -103,13 +130,11 @@ def test_an_idle_instance_whose_process_is_killed_is_missed_at_once(
     (_,) = engine_processes(node)
 
 
-def test_a_cell_of_vllm_nodes_embeds_and_ranks(cell: LiveCell, tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    cell.start_controller("--http", address)
-    cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+def test_a_cell_of_vllm_nodes_embeds_and_ranks(serving: Serving, tmp_path: Path) -> None:
+    cell = serving.cell
 
     def asked(path: str, **body: Any) -> Any:
-        answer = requests.post(f"http://{address}{path}", json=body, timeout=JOIN_S_MAX)
+        answer = requests.post(f"http://{serving.http}{path}", json=body, timeout=JOIN_S_MAX)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -130,11 +155,10 @@ def test_a_cell_of_vllm_nodes_embeds_and_ranks(cell: LiveCell, tmp_path: Path) -
 
 
 def test_a_second_turn_computes_only_what_is_new_and_the_cell_counts_on_it(
-    cell: LiveCell, vllm_model: Path
+    serving: Serving, vllm_model: Path
 ) -> None:
     """The controller has been told what is there by the time the instance is idle."""
-    cell.start_controller()
-    cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+    cell = serving.cell
     cell.deploy("chat", vllm_model, replicas_min=1, slo=PATIENT)
     system = "You answer in as few words as there can be. " * 3
     first = cell.invoke("chat", system, max_tokens=8).finished()
