@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.gateway import GatewayLimits
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
+from mesh.domain.messages import SubmitRequest
 from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
 from mesh_loader.store import StoredModel
@@ -41,6 +42,14 @@ class Served:
     cell: LiveCell
     node: FakeNode
     url: str
+
+    async def amid(self, asking: Awaitable[Any]) -> Any:
+        """The stream that is asked for, once it has a token and is to have more."""
+        self.node.held = True
+        opening = asyncio.ensure_future(asking)
+        order = (await self.node.told(SubmitRequest)).order
+        await self.node.answer(order, 0, 1, last=False)
+        return await opening
 
 
 @pytest.fixture

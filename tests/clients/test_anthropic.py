@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mesh.domain.messages import AbortRequest, SubmitRequest
+from mesh.domain.messages import AbortRequest
 from tests.clients.conftest import CALLS_MAX, Served
 from tests.http.edge import edge
 from tests.http.test_thoughts import thinking
@@ -140,22 +140,14 @@ async def test_errors_are_of_its_classes(served: Served, async_client: Any) -> N
 
 
 async def test_a_failure_amid_a_stream_is_raised(served: Served, async_client: Any) -> None:
-    served.node.held = True
-    opening = asyncio.create_task(async_client.messages.create(**ASKED, stream=True))
-    order = (await served.node.told(SubmitRequest)).order
-    await served.node.answer(order, 0, 1, last=False)
-    stream = await opening
+    stream = await served.amid(async_client.messages.create(**ASKED, stream=True))
     served.cell.stop.set()
     with pytest.raises(anthropic.APIStatusError, match="stopping"):
         _ = [event async for event in stream]
 
 
 async def test_closing_a_stream_frees_the_place(served: Served, async_client: Any) -> None:
-    served.node.held = True
-    opening = asyncio.create_task(async_client.messages.create(**ASKED, stream=True))
-    order = (await served.node.told(SubmitRequest)).order
-    await served.node.answer(order, 0, 1, last=False)
-    stream = await opening
+    stream = await served.amid(async_client.messages.create(**ASKED, stream=True))
     await stream.close()
     await served.node.told(AbortRequest)
     await served.cell.idle()

@@ -132,26 +132,16 @@ async def test_it_retries_when_it_is_told_when(served: Served) -> None:
 
 
 async def test_a_failure_amid_a_stream_is_raised(served: Served, async_client: Any) -> None:
-    served.node.held = True
-    opening = asyncio.create_task(
-        async_client.completions.create(model="chat", prompt="x", stream=True)
-    )
-    order = (await served.node.told(SubmitRequest)).order
-    await served.node.answer(order, 0, 1, last=False)
-    stream = await opening
+    create = async_client.completions.create
+    stream = await served.amid(create(model="chat", prompt="x", stream=True))
     served.cell.stop.set()
     with pytest.raises(openai.APIError, match="stopping"):
         _ = [chunk async for chunk in stream]
 
 
 async def test_closing_a_stream_frees_the_place(served: Served, async_client: Any) -> None:
-    served.node.held = True
-    opening = asyncio.create_task(
-        async_client.completions.create(model="chat", prompt="x", stream=True)
-    )
-    order = (await served.node.told(SubmitRequest)).order
-    await served.node.answer(order, 0, 1, last=False)
-    stream = await opening
+    create = async_client.completions.create
+    stream = await served.amid(create(model="chat", prompt="x", stream=True))
     await stream.close()
     await served.node.told(AbortRequest)
     await served.cell.idle()

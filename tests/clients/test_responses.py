@@ -1,6 +1,5 @@
 """OpenAI's own client for Python on Responses: whole, streamed, continued, kept, tools, errors."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -164,11 +163,7 @@ async def test_errors_are_of_its_classes(served: Served, client: Any) -> None:
 
 
 async def test_a_failure_amid_a_stream_fails_the_response(served: Served, client: Any) -> None:
-    served.node.held = True
-    opening = asyncio.create_task(client.responses.create(**ASKED, stream=True))
-    order = (await served.node.told(SubmitRequest)).order
-    await served.node.answer(order, 0, 1, last=False)
-    stream = await opening
+    stream = await served.amid(client.responses.create(**ASKED, stream=True))
     served.cell.stop.set()
     events = [event async for event in stream]
     strict(events[-1])
