@@ -1,7 +1,7 @@
 """KV blocks from one instance to another: the same tokens as without, and nothing that is wrong."""
 
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -17,14 +17,29 @@ MOVES = RequestId("moves")
 Exported = tuple[KvHeader, list[KvChunk]]
 
 
-def ahead(prompt: tuple[int, ...], output: list[int], *, paused: bool) -> EngineRequest:
-    return EngineRequest(
-        request_id=MOVES,
-        prompt_tokens=prompt,
-        output_tokens=tuple(output),
-        sampling=greedy(),
-        paused=paused,
-    )
+@dataclass(frozen=True)
+class Move:
+    """A request with five tokens that goes on, its two whole blocks, and what loads a target."""
+
+    source: Driver
+    prompt: tuple[int, ...]
+    output: list[int]
+    exported: Exported
+    load: LoadInstance
+
+    def ahead(self, *, paused: bool = True) -> EngineRequest:
+        return EngineRequest(
+            request_id=MOVES,
+            prompt_tokens=self.prompt,
+            output_tokens=tuple(self.output),
+            sampling=greedy(),
+            paused=paused,
+        )
+
+    def into(self, target: Driver, exported: Exported | None = None) -> Generator[None, None, int]:
+        """The steps of an import there."""
+        header, chunks = exported or self.exported
+        return target.engine.import_kv(target.instance_id, self.ahead(), header, chunks)
 
 
 @pytest.fixture
@@ -37,44 +52,27 @@ def source(driver: Driver) -> Driver:
 
 
 @pytest.fixture
-def prompt(source: Driver) -> tuple[int, ...]:
-    return tuple(range(3, 3 + 2 * source.block_tokens + 5))
-
-
-@pytest.fixture
-def output(source: Driver, prompt: tuple[int, ...]) -> list[int]:
-    """Five tokens, and it goes on."""
+def move(source: Driver, load: LoadInstance) -> Move:
+    prompt = tuple(range(3, 3 + 2 * source.block_tokens + 5))
     running = source.submit("moves", prompt)
     while len(running.tokens) < 5:
         source.step()
-    return list(running.tokens)
-
-
-@pytest.fixture
-def exported(source: Driver, output: list[int]) -> Exported:
     header, chunks = source.engine.export_kv(source.instance_id, MOVES, 0, 2)
-    return header, list(chunks)
+    return Move(source, prompt, list(running.tokens), (header, list(chunks)), load)
 
 
-def test_a_request_goes_on_elsewhere_as_if_it_had_never_moved(
-    source: Driver,
-    load: LoadInstance,
-    prompt: tuple[int, ...],
-    output: list[int],
-    exported: Exported,
-) -> None:
-    header, chunks = exported
-    target = load("i-2")
+def test_a_request_goes_on_elsewhere_as_if_it_had_never_moved(move: Move) -> None:
+    target, source = move.load("i-2"), move.source
     engine, to = target.engine, target.instance_id
-    came = imported(engine.import_kv(to, ahead(prompt, output, paused=True), header, chunks))
+    came = imported(move.into(target))
     assert came == 2 * source.block_tokens
-    result = engine.step(to, 64)
-    assert result.prefill_tokens == len(prompt) + len(output) - 1 - came, "the rest but its last"
+    rest = len(move.prompt) + len(move.output) - came
+    assert engine.step(to, 64).prefill_tokens == rest - 1, "all but its last"
     running = source.running[MOVES]
     while running.finish is None:
         source.step()
-    engine.submit(to, ahead(prompt, output, paused=False))
-    tokens = list(output)
+    engine.submit(to, move.ahead(paused=False))
+    tokens = list(move.output)
     while len(tokens) < len(running.tokens):
         (yielded,) = engine.step(to, 64).outputs
         tokens += yielded.token_ids
@@ -82,18 +80,16 @@ def test_a_request_goes_on_elsewhere_as_if_it_had_never_moved(
     target.check_books()
 
 
-def test_a_transfer_goes_on_from_a_block_while_the_source_does(
-    source: Driver, output: list[int], exported: Exported
-) -> None:
+def test_a_transfer_goes_on_from_a_block_while_the_source_does(move: Move) -> None:
+    source = move.source
     header, chunks = source.engine.export_kv(source.instance_id, MOVES, 1, 1)
     source.step()
-    assert list(chunks) == exported[1][1:]
+    assert list(chunks) == move.exported[1][1:]
     assert (header.first_block, header.blocks) == (1, 1)
 
 
-def test_what_is_not_computed_or_has_gone_is_not_exported(
-    source: Driver, output: list[int]
-) -> None:
+def test_what_is_not_computed_or_has_gone_is_not_exported(move: Move) -> None:
+    source = move.source
     for first, blocks in ((0, 3), (3, 1), (-1, 1)):
         with pytest.raises(EngineError, match="whole KV blocks"):
             source.engine.export_kv(source.instance_id, MOVES, first, blocks)
@@ -111,45 +107,35 @@ def imported(steps: Generator[None, None, int]) -> int:
             return int(ended.value)
 
 
-def test_what_is_torn_on_its_way_is_told_where_it_arrives(exported: Exported) -> None:
-    header, (first, last) = exported
+def test_what_is_torn_on_its_way_is_told_where_it_arrives(move: Move) -> None:
+    header, (first, last) = move.exported
     changed = replace(last, pages=b"\x01" + last.pages[1:])
     for torn in (changed, replace(first, block=1)):
         with pytest.raises(EngineError, match="torn"):
             checked_chunk(header, torn, 1)
 
 
-def test_other_calls_come_between_the_blocks_of_an_import(
-    source: Driver,
-    load: LoadInstance,
-    prompt: tuple[int, ...],
-    output: list[int],
-    exported: Exported,
-) -> None:
-    target = load("i-2")
-    request = ahead(prompt, output, paused=True)
-    steps = target.engine.import_kv(target.instance_id, request, *exported)
+def test_other_calls_come_between_the_blocks_of_an_import(move: Move) -> None:
+    target, source = move.load("i-2"), move.source
+    steps = move.into(target)
     if next(steps, "ended") == "ended":
         pytest.skip("this engine imports all blocks at once")
-    target.submit("other", prompt)
+    target.submit("other", move.prompt)
     (first,) = target.engine.step(target.instance_id, 128).outputs
     assert first.request_id == RequestId("other"), "the one that comes takes no part yet"
     target.engine.resize_kv(target.instance_id, target.books.kv_blocks + 3)
     assert imported(steps) == 2 * source.block_tokens
-    target.engine.submit(target.instance_id, replace(request, paused=False))
+    target.engine.submit(target.instance_id, move.ahead(paused=False))
     result = target.engine.step(target.instance_id, 128)
     (yielded,) = [one for one in result.outputs if one.request_id == MOVES]
     source.step()
     assert yielded.token_ids[0] == source.running[MOVES].tokens[5]
 
 
-def test_an_import_that_is_given_up_leaves_nothing(
-    load: LoadInstance, prompt: tuple[int, ...], output: list[int], exported: Exported
-) -> None:
-    target = load("i-2")
-    request = ahead(prompt, output, paused=True)
+def test_an_import_that_is_given_up_leaves_nothing(move: Move) -> None:
+    target = move.load("i-2")
     for give_up in ("closed", "aborted"):
-        steps = target.engine.import_kv(target.instance_id, request, *exported)
+        steps = move.into(target)
         if next(steps, "ended") == "ended":
             pytest.skip("this engine imports all blocks at once")
         assert target.books.kv_blocks_used == 2
@@ -182,36 +168,21 @@ WRONG: dict[str, Callable[[KvHeader, list[KvChunk]], Exported]] = {
 }
 
 
-def test_what_is_wrong_is_refused_and_the_request_can_be_computed_there(
-    source: Driver,
-    load: LoadInstance,
-    prompt: tuple[int, ...],
-    output: list[int],
-    exported: Exported,
-) -> None:
-    target = load("i-2")
+def test_what_is_wrong_is_refused_and_the_request_can_be_computed_there(move: Move) -> None:
+    target, source = move.load("i-2"), move.source
     source.step()
     for name, made in WRONG.items():
-        request = ahead(prompt, output, paused=True)
         with pytest.raises(EngineError):
-            imported(target.engine.import_kv(target.instance_id, request, *made(*exported)))
+            imported(move.into(target, made(*move.exported)))
         assert target.books.kv_blocks_used == 0, name
-        again = target.submit("moves", prompt, output=output)
+        again = target.submit("moves", move.prompt, output=move.output)
         target.step(128)
         assert again.tokens == source.running[MOVES].tokens[5:], name
         target.abort("moves")
 
 
-def test_as_many_blocks_are_taken_as_are_free(
-    source: Driver,
-    load: LoadInstance,
-    prompt: tuple[int, ...],
-    output: list[int],
-    exported: Exported,
-) -> None:
-    target = load("i-2", kv_blocks=1)
-    request = ahead(prompt, output, paused=True)
-    came = imported(target.engine.import_kv(target.instance_id, request, *exported))
-    assert came == source.block_tokens
+def test_as_many_blocks_are_taken_as_are_free(move: Move) -> None:
+    target = move.load("i-2", kv_blocks=1)
+    assert imported(move.into(target)) == move.source.block_tokens
     target.engine.abort(target.instance_id, MOVES)
     assert target.books.kv_blocks_used == 0
