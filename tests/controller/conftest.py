@@ -1,4 +1,6 @@
-"""A live controller for all tests of a module, or for one alone that is marked `own_cell`."""
+"""A live controller for all tests of a module, or for one alone that is marked `own_cell`; tests of
+HTTP have it, too.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,19 +22,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def own(tmp_path: Path) -> AsyncIterator[LiveCell]:
-    async with live_cell(tmp_path) as cell:
+    async with live_cell(tmp_path, http="127.0.0.1:0") as cell:
         yield cell
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveCell]:
-    async with live_cell(tmp_path_factory.mktemp("cell")) as cell:
+    async with live_cell(tmp_path_factory.mktemp("cell"), http="127.0.0.1:0") as cell:
         yield cell
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def shared(serving: LiveCell) -> AsyncIterator[LiveCell]:
-    """Without nodes and deployments. What it has learned and counted stays."""
+    """Without nodes and deployments. Processes that tokenise are started once for all tests, and
+    what it has learned and counted stays.
+    """
     yield serving
     await serving.emptied()
 
