@@ -2,40 +2,22 @@
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from mesh_nodes.engines.vllm import VllmEngine
 from tests.contract.engine_contract import StoredModel, vllm_spawner, write_tiny_model
 
-collect_ignore = (
-    []
-    if importlib.util.find_spec("vllm")
-    else [
-        "test_spare_processes.py",
-        "test_alike.py",
-        "test_as_is.py",
-        "test_counting.py",
-        "test_sampler.py",
-        "test_ends.py",
-        "test_exactness.py",
-        "test_families.py",
-        "test_gpu_scripts.py",
-        "test_kv_mapped.py",
-        "test_kv_memory.py",
-        "test_sleeping.py",
-        "test_parts.py",
-        "test_weights.py",
-        "test_weights_memory.py",
-        "test_turns.py",
-        "test_watch.py",
-        "test_loader.py",
-        "test_modules.py",
-        "test_pooled_loads.py",
-        "test_prefixes.py",
-        "test_vectors.py",
-    ]
+WITHOUT_VLLM = (
+    *("differences", "footprint", "host_pool", "killed", "releases", "sleep_slots"),
+    *("spare_processes_alone", "spawner", "turn"),
 )
+collect_ignore = [
+    path.name
+    for path in sorted(Path(__file__).parent.glob("test_*.py"))
+    if not importlib.util.find_spec("vllm") and path.stem.removeprefix("test_") not in WITHOUT_VLLM
+]
 
 
 @pytest.fixture(scope="session")
