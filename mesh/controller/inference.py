@@ -14,17 +14,13 @@ from mesh.domain.reasons import RefusalReason
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1.inference_pb2_grpc import InferenceServicer
 from mesh.wire.access import FOR, RPCS, Gate
-from mesh.wire.channel import STREAMS_MAX
+from mesh.wire.channel import CALLS_MAX
 from mesh.wire.codec import event_to_wire, invocation_from_wire
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.malformed import Malformed
 from mesh.wire.serving import admitted, answered
 from mesh.wire.unread import bounded
 
-CALLS_MAX = 4 * STREAMS_MAX
-"""Calls of one stream that have not ended, and messages that its caller has yet to read; a front
-gives up a stream on which so many calls and cancellations wait to be sent.
-"""
 WRITE_BYTES_MAX = 1 << 20
 """The size of a message that tells several calls; what one call is told may be larger."""
 _INVOKE = "/mesh.v1.Inference/Invoke"

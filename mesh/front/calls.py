@@ -14,7 +14,6 @@ from typing import Any, cast
 import grpc
 
 from mesh.controller.gateway import Gateway
-from mesh.controller.inference import CALLS_MAX
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.front import AskCell, CellEnded, CellTold, DropCall
 from mesh.domain.ids import CellName, RequestId
@@ -25,6 +24,7 @@ from mesh.front.cells import CellLink, explained
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.access import said_for
+from mesh.wire.channel import CALLS_MAX
 from mesh.wire.codec import UNSENDABLE, event_from_wire, invocation_to_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, is_told

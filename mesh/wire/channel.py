@@ -29,6 +29,10 @@ leads, and one for its link.
 """
 STREAMS_MAX = 4096
 """Calls at one time on a connection."""
+CALLS_MAX = 4 * STREAMS_MAX
+"""Calls of one stream of many (`InvokeMany`) that have not ended, and messages that its caller has
+yet to read; a front gives up a stream on which so many calls and cancellations wait to be sent.
+"""
 HANDSHAKE_MS_MAX = 10_000
 """For the handshake of TLS, and for that of HTTP/2."""
 RESTING_MS_MAX = 120_000
