@@ -67,6 +67,8 @@ class CellPlan:
     open: bool = False
     tls: Path | None = None
     """A folder with certificates of all parts, where they show any."""
+    state: str | None = None
+    """The address of the registry, where that is in PostgreSQL."""
     journal: Path | None = None
     """The file of the controller's decisions."""
     node_journals: Path | None = None
