@@ -4,7 +4,7 @@ A row of the database has the lease: its epoch, who holds it, and until when by 
 clock. The leader renews it; one that stands by takes it when nobody has renewed it for as long as
 it lasts by its own monotonic clock, in which it has looked all the time: after the database was
 away, the leader thus has the first say. The simulator's controllers ask the same object. Before:
-`postgres`, which asks the database. After: it again, which does what is decided.
+`postgres_lease`, which asks the database. After: it again, which does what is decided.
 """
 
 from enum import StrEnum

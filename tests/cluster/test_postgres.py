@@ -30,12 +30,12 @@ from tests.controller.test_registry import TEXT, deployment
 from tests.support.postgres_server import PostgresServer
 
 asyncpg = pytest.importorskip("asyncpg")
-from mesh.controller.postgres import (  # noqa: E402
+from mesh.controller.postgres import PostgresRegistry  # noqa: E402
+from mesh.controller.postgres_lease import (  # noqa: E402
     _SESSION_LOCK,
     _SETTINGS,
     OPEN_S_MAX,
     Place,
-    PostgresRegistry,
 )
 
 REFUSED_S_MAX = 1.5
@@ -75,7 +75,8 @@ async def asked(url: str, sql: str) -> object:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes take as long as a busy machine needs, so that what refuses them is something else."""
-    monkeypatch.setattr("mesh.controller.postgres.WRITE_S_MAX", LEAD_S_MAX)
+    for of in ("postgres", "postgres_lease"):
+        monkeypatch.setattr(f"mesh.controller.{of}.WRITE_S_MAX", LEAD_S_MAX)
 
 
 def test_an_address_that_cannot_be_meant_is_told() -> None:
