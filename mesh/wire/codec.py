@@ -30,6 +30,7 @@ from mesh.domain.invocation import (
     Resume,
     TextPrompt,
     TokenPrompt,
+    Tokens,
 )
 from mesh.domain.messages import (
     Heartbeat,
@@ -334,6 +335,36 @@ def _logprobs_from_wire(one: model_pb2.TokenLogprobs, _: str = "") -> TokenLogpr
     )
 
 
+def _answer_to_wire(told: Tokens) -> inference_pb2.Tokens:
+    message = inference_pb2.Tokens(
+        first_index=told.first_index, token_ids=told.token_ids, text=told.text
+    )
+    if told.logprobs:
+        message.logprobs.extend(map(_logprobs_to_wire, told.logprobs))
+    if told.prompt_token_ids:
+        message.prompt_token_ids.extend(told.prompt_token_ids)
+    if told.prompt_logprobs:
+        message.prompt_logprobs.extend(map(_logprobs_to_wire, told.prompt_logprobs))
+    if told.embedding:
+        message.embedding.extend(told.embedding)
+    return message
+
+
+def _answer_from_wire(message: inference_pb2.Tokens, _: str) -> Tokens:
+    """Most messages have the first three fields alone."""
+    logprobs, prompt_logprobs = message.logprobs, message.prompt_logprobs
+    prompt, embedding = message.prompt_token_ids, message.embedding
+    return Tokens(
+        first_index=message.first_index,
+        token_ids=tuple(message.token_ids[:]),
+        text=message.text,
+        logprobs=tuple(map(_logprobs_from_wire, logprobs)) if logprobs else (),
+        prompt_token_ids=tuple(prompt[:]) if prompt else (),
+        prompt_logprobs=tuple(map(_logprobs_from_wire, prompt_logprobs)) if prompt_logprobs else (),
+        embedding=tuple(embedding[:]) if embedding else (),
+    )
+
+
 _MAPPINGS = Mappings(
     {
         DeploymentSpec: Rule(required=frozenset({"slo", "scaling"})),
@@ -348,6 +379,7 @@ _MAPPINGS = Mappings(
         RevisionView: Rule(names={"ready": "instances_ready", "wanted": "instances_wanted"}),
         Slo: Rule(check=check_slo),
         SubmitRequest: ByHand(encode=_submit_to_wire, decode=_submit_from_wire),
+        Tokens: ByHand(encode=_answer_to_wire, decode=_answer_from_wire),
         TokenLogprobs: ByHand(encode=_logprobs_to_wire, decode=_logprobs_from_wire),
         TokensReport: ByHand(encode=_tokens_to_wire, decode=_tokens_from_wire),
     }
