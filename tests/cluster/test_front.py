@@ -53,11 +53,14 @@ from tests.controller.test_access import A, B, Keys, made_keys, showing
 from tests.e2e.forked import Forked
 from tests.e2e.live_cell import Answer, free_port, invoked
 from tests.http.edge import HELLO, Edge
+from tests.support.depth import DEEP
 from tests.support.tiny_model import write_tiny_llama
 
 CELLS = [CellName("a"), CellName("b"), CellName("c")]
 TWICE = replace(SPEC, cells=2)
 FIRST, SECOND, THIRD = ranked(SPEC.name, CELLS)
+DEPLOYMENTS = 64 if DEEP else 8
+"""Those under load while a cell is killed."""
 
 
 @dataclass
@@ -595,12 +598,6 @@ class Callers:
             thread.join()
 
 
-def names_of(home: CellName, homes: int, count: int) -> list[str]:
-    """Names of which a cell is among the home cells, or is not."""
-    found = [f"d-{n}" for n in range(99) if home in ranked(DeploymentName(f"d-{n}"), CELLS)[:homes]]
-    return found[:count]
-
-
 def test_a_front_killed(machines: Machines, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "tiny", seed=1)
     name = DeploymentName("chat")
@@ -629,10 +626,11 @@ def test_a_front_killed(machines: Machines, tmp_path: Path) -> None:
 def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "tiny", seed=1)
     lost = CELLS[0]
-    first_there = names_of(lost, 1, 3)
-    once, twice = first_there[:1], first_there[1:]
-    others = [f"d-{n}" for n in range(99) if ranked(DeploymentName(f"d-{n}"), CELLS)[0] != lost]
-    others = [name for name in others if name not in twice][:2]
+    names = [f"d-{n}" for n in range(DEPLOYMENTS)]
+    first_there = [name for name in names if ranked(DeploymentName(name), CELLS)[0] == lost]
+    once = first_there[::3]
+    twice = [name for name in first_there if name not in once]
+    others = [name for name in names if name not in first_there]
     scaling = Scaling(keep_alive_s=60.0)
     with MeshClient(machines.fronts[1]) as client:
         for name, cells in [*((n, 2) for n in twice), *((n, 1) for n in (*once, *others))]:
@@ -650,7 +648,7 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
             for _ in range(2)
         ]
         try:
-            callers.until(20)
+            callers.until(3 * DEPLOYMENTS)
             machines.kill(lost)
             killed_s = time.monotonic()
             for answer in answers:
@@ -661,7 +659,7 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
             while not any(one[0] in once and one[1] < 0 for one in callers.ended):
                 assert time.monotonic() < until_s
                 time.sleep(0.05)
-            callers.until(20)
+            callers.until(3 * DEPLOYMENTS)
         finally:
             callers.stop()
         for name, status, said in callers.ended:
