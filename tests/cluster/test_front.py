@@ -59,8 +59,10 @@ from tests.support.tiny_model import write_tiny_llama
 CELLS = [CellName("a"), CellName("b"), CellName("c")]
 TWICE = replace(SPEC, cells=2)
 FIRST, SECOND, THIRD = ranked(SPEC.name, CELLS)
-DEPLOYMENTS = 64 if DEEP else 8
-"""Those under load while a cell is killed."""
+DEPLOYMENTS, PAUSE_S = (64, 4.0) if DEEP else (8, 0.0)
+"""Those under load while a cell is killed, and how long a caller rests after an answer: two cores
+serve some 20 calls a second.
+"""
 
 
 @dataclass
@@ -582,8 +584,7 @@ class Callers:
             whole = whole and answer.json()["usage"]["completion_tokens"] == 20
             status = answer.status_code if whole else -answer.status_code
             self.ended.append((name, status, said))
-            if not whole:
-                time.sleep(0.2)
+            self._stop.wait(PAUSE_S if whole else 0.2)
 
     def until(self, count: int) -> None:
         until_s = time.monotonic() + WAIT_S_MAX
