@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from bench.demo_model import store_path
+from mesh.cli import children
 from mesh.cli.cell import LocalCell, running_cell
 from mesh.cli.cell_plan import CellPlan, NodePlan, plan_nodes
 from mesh.cli.stopping import Stopping
@@ -64,6 +65,24 @@ def local_cell(
         cell = opened.enter_context(running_cell(made, stopping))
         with stopping.interrupting():
             yield cell
+
+
+@contextmanager
+def scripted_cell(*, step_s: float = 0.0, **plan: Any) -> Iterator[LocalCell]:
+    """A cell whose only node has no engine: an iteration takes so long, and computes nothing. For
+    `plan` see `local_cell`, whose errors it raises.
+    """
+    with ExitStack() as opened:
+        home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        cell = opened.enter_context(local_cell(nodes=(), home=home, **plan))
+        node = ("--join", cell.address, "--name", "scripted", "--home", str(home))
+        arguments = ("--step-s", str(step_s), "--", *node)
+        log = home / "logs" / "node-scripted.log"
+        started = children.start("the node", "tests.support.scripted_node", arguments, log)
+        opened.callback(children.stop, [started])
+        with MeshClient(cell.address) as client:
+            wait_until(lambda: bool(client.nodes()), "the node has not joined", cell=cell)
+        yield cell
 
 
 @contextmanager

@@ -27,11 +27,10 @@ from statistics import median
 
 import psutil
 
-from bench.cells import deployed, keys_shown, local_cell, wait_calm, wait_until
+from bench.cells import deployed, keys_shown, local_cell, scripted_cell, wait_calm
 from bench.demo_model import SOURCE, stored_model
 from bench.harness import Report, Table, in_turn
 from bench.overhead import CALL_S_MAX, CONTEXT_TOKENS, PROMPT_TOKENS, SLO, answered
-from mesh.cli import children
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.deployment import DeploymentSpec
@@ -39,7 +38,6 @@ from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.evaluation.load_client import Call
 from mesh.wire.channel import parse_address
-from mesh.wire.client import MeshClient
 
 LONE_EVERY_S = 0.5
 """Several times what a request of one token takes."""
@@ -211,14 +209,7 @@ def protocols_added() -> tuple[float, dict[str, Added]]:
     calls one after the other, in turn, of an engine whose iterations take no time.
     """
     with ExitStack() as opened:
-        home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        cell = opened.enter_context(local_cell(nodes=(), http="127.0.0.1:0", home=home))
-        arguments = ("--", "--join", cell.address, "--name", "scripted", "--home", str(home))
-        log = home / "logs" / "node-scripted.log"
-        node = children.start("the node", "tests.support.scripted_node", arguments, log)
-        opened.callback(children.stop, [node])
-        client = opened.enter_context(MeshClient(cell.address))
-        wait_until(lambda: bool(client.nodes()), "the node has not joined", cell=cell)
+        cell = opened.enter_context(scripted_cell(http="127.0.0.1:0"))
         deployed(cell.address, [SPEC])
         assert cell.http_address is not None
         with closing(http.client.HTTPConnection(cell.http_address)) as line:
