@@ -10,11 +10,10 @@ in batches that form in the same way.
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from statistics import fmean
-from typing import Protocol
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import Phase
@@ -22,7 +21,7 @@ from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes
-from mesh.plan.queueing import batched_sojourn_s, shared_s, wait_of_s
+from mesh.plan.queueing import batched_sojourn_s, present, shared_s, wait_of_s
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
 """The parts of the time that an SLO leaves for waiting which a plan of operators is made for, tried
@@ -37,15 +36,6 @@ LANES = (1, 2)
 
 Yields = Callable[[float], Sequence[float]]
 """What a device yields with iterations of a batch, by how many of them share it."""
-
-
-class Timed(Protocol):
-    """One size of batch, and the seconds of its iteration."""
-
-    @property
-    def batch(self) -> int: ...
-    @property
-    def service_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,30 +99,31 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     A server that is done takes what has come meanwhile, as one batch. Prompts that share a device
     wait as much longer by it as they would on servers as slow as when all share.
     """
-    rate, choices = problem.demand.rate_per_s, problem.whole.choices
-    batch = _formed(rate, choices, problem.yields, devices, lanes)
+    rate, seconds = problem.demand.rate_per_s, problem.whole.seconds
+    alone_s = next(iter(seconds.values()))
+    batch = _formed(rate, seconds, problem.yields, devices, lanes)
     if batch > batch_max:
         return math.inf, batch
     if problem.table.phase is Phase.DECODE:
-        return token_s(rate, choices, problem.yields, devices, lanes, batch_max), batch
+        return token_s(rate, seconds, problem.yields, devices, lanes, batch_max), batch
     variation, yields = problem.variation, problem.yields(batch)[: lanes + 1]
-    served_s, waited_s = shared_s(rate, choices[0].service_s, devices, yields, variation)
+    served_s, waited_s = shared_s(rate, alone_s, devices, yields, variation)
     if batch_max == 1:
         return served_s + waited_s, batch
     slower, servers = lanes / yields[lanes], devices * lanes
-    first_s = slower * choices[0].service_s
-    further_s = (slower * service_s(choices, batch_max) - first_s) / (batch_max - 1)
+    first_s = slower * alone_s
+    further_s = (slower * service_s(seconds, batch_max) - first_s) / (batch_max - 1)
     batched_s = batched_sojourn_s(rate, first_s, further_s, servers, batch_max, variation)
     if lanes == 1 or math.isinf(served_s):
         return batched_s, batch
-    alone_s = wait_of_s(rate, first_s, servers, variation)
-    longer = (batched_s - first_s) / alone_s if alone_s else 1.0
+    unbatched_s = wait_of_s(rate, first_s, servers, variation)
+    longer = (batched_s - first_s) / unbatched_s if unbatched_s else 1.0
     return served_s + longer * waited_s, batch
 
 
 def token_s(
     rate: float,
-    choices: Sequence[Timed],
+    seconds: Mapping[int, float],
     yields_of: Yields,
     devices: int,
     lanes: int,
@@ -142,57 +133,50 @@ def token_s(
     server, and sequences are spread evenly, so that their number is a chain of births and deaths,
     however long answers are. Infinite where the devices cannot do the work.
     """
-    yields = {choice.batch: yields_of(choice.batch) for choice in choices}
-    alone_s, sizes = choices[0].service_s, sorted(yields)
-    weight, total, inside = 1.0, 1.0, 0.0
+    yields, sizes = {batch: yields_of(batch) for batch in seconds}, list(seconds)
+    alone_s = seconds[sizes[0]]
     servers = devices * lanes
-    for number in range(1, servers * batch_max + 1):
+
+    def done(number: int) -> float:
         batch = max(number / servers, 1.0)
         if batch == 1.0:
             full, over = divmod(number, devices)
-            done = over * yields[sizes[0]][min(full + 1, lanes)]
-            done = (done + (devices - over) * yields[sizes[0]][full]) / alone_s
-        else:
-            like = sizes[bisect_right(sizes, batch) - 1]
-            done = devices * yields[like][lanes] * batch / service_s(choices, batch)
-        weight *= rate / done
-        total += weight
-        inside += number * weight
-        if total > 1e200:
-            weight, total, inside = weight / total, 1.0, inside / total
-        if weight < 1e-9 * total and done > rate:
-            break
-    used = rate / done
+            together = over * yields[sizes[0]][min(full + 1, lanes)]
+            return (together + (devices - over) * yields[sizes[0]][full]) / alone_s
+        like = sizes[bisect_right(sizes, batch) - 1]
+        return devices * yields[like][lanes] * batch / service_s(seconds, batch)
+
+    there, used = present(rate, done, servers * batch_max)
     if used >= 1:
         return math.inf
-    beyond = weight * used / (1 - used)
-    inside += number * beyond + beyond / (1 - used)
-    return inside / (total + beyond) / rate
+    beyond, most = there[-1] * used / (1 - used), len(there) - 1
+    inside = sum(number * share for number, share in enumerate(there))
+    return (inside + beyond * (most + 1 / (1 - used))) / rate
 
 
 def _formed(
-    rate: float, choices: Sequence[Timed], yields_of: Yields, devices: int, lanes: int
+    rate: float, seconds: Mapping[int, float], yields_of: Yields, devices: int, lanes: int
 ) -> float:
     """The smallest batch with which servers keep up; infinite where none does."""
-    most = [devices * yields_of(choice.batch)[lanes] for choice in choices]
-    if rate * choices[0].service_s < most[0] * choices[0].batch:
-        return choices[0].batch
-    for (low, high), done in zip(pairwise(choices), most, strict=False):
-        slope = (high.service_s - low.service_s) / (high.batch - low.batch)
+    most = [devices * yields_of(batch)[lanes] for batch in seconds]
+    least, least_s = next(iter(seconds.items()))
+    if rate * least_s < most[0] * least:
+        return least
+    for ((low, low_s), (high, high_s)), done in zip(pairwise(seconds.items()), most, strict=False):
+        slope = (high_s - low_s) / (high - low)
         if done > rate * slope:
-            batch = rate * (low.service_s - slope * low.batch) / (done - rate * slope)
-            if batch <= high.batch:
-                return max(batch, low.batch)
+            batch = rate * (low_s - slope * low) / (done - rate * slope)
+            if batch <= high:
+                return max(batch, low)
     return math.inf
 
 
-def service_s(choices: Sequence[Timed], batch: float) -> float:
-    """Seconds of an iteration, between the batches of its choices."""
-    for low, high in pairwise(choices):
-        if batch <= high.batch:
-            part = (batch - low.batch) / (high.batch - low.batch)
-            return low.service_s + part * (high.service_s - low.service_s)
-    return choices[-1].service_s
+def service_s(seconds: Mapping[int, float], batch: float) -> float:
+    """Seconds of an iteration, between the batches that they are known of, which ascend."""
+    for (low, low_s), (high, high_s) in pairwise(seconds.items()):
+        if batch <= high:
+            return low_s + (batch - low) / (high - low) * (high_s - low_s)
+    return seconds[max(seconds)]
 
 
 def operators(
@@ -226,7 +210,7 @@ def operators(
                     pieces_of(problem, plan),
                     problem.yields(min(each.batch for each in choices))[lanes],
                     memory - lanes * max(each.transient_bytes for each in choices),
-                    devices=devices,
+                    devices,
                 )
             except InvalidInput:
                 continue

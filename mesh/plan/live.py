@@ -56,12 +56,6 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    batch: int
-    service_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Expected:
     """What calls meet with on an instance."""
 
@@ -92,10 +86,9 @@ class _Work:
         most = max(min(host.batch_max, round(self._tokens / chunks)), 1)
         # Each chunk comes beside a decode, so that no larger batches form.
         sizes = [*(2**n for n in range(most.bit_length())), most]
-        self._choices = [
-            _Batch(batch=b, service_s=self._times.decode_s(b, context)) for b in sorted({*sizes})
-        ]
-        carried = {choice.batch: self._carried(choice) for choice in self._choices}
+        self._seconds = {b: self._times.decode_s(b, context) for b in sorted({*sizes})}
+        """Of a decode, by its batch."""
+        carried = {batch: self._carried(batch) for batch in self._seconds}
         self.batch_max = max(carried, key=lambda batch: (carried[batch], -batch))
         self.carried_per_s = max(carried[self.batch_max], 0.0)
         """Calls a second that an instance carries at the most, at the pace of the SLO."""
@@ -103,7 +96,7 @@ class _Work:
     @property
     def token_s(self) -> float:
         """Seconds of a token on an instance that does nothing else."""
-        return self._choices[0].service_s
+        return self._seconds[1]
 
     def _prompt_s(self, tokens: int, batch: int) -> float:
         """In chunks, as nodes compute it; beside decodes what it adds to them."""
@@ -119,15 +112,15 @@ class _Work:
         """What a prompt adds to decodes of so many sequences, in the mean."""
         return fmean([self._prompt_s(tokens, max(round(batch), 1)) for tokens in self._prompts])
 
-    def _carried(self, choice: _Batch) -> float:
+    def _carried(self, batch: int) -> float:
         """With full batches of this size: as much as its time allows, of which prompts leave enough
         for the pace of tokens.
         """
         if not self._tokens:
             return 1 / self.prompt_s
-        beside_s = self._beside_s(choice.batch)
-        most = 1 / (beside_s + self._tokens * choice.service_s / choice.batch)
-        return min(most, (1 - choice.service_s / self._tpot_slo_s) / beside_s)
+        beside_s, decode_s = self._beside_s(batch), self._seconds[batch]
+        most = 1 / (beside_s + self._tokens * decode_s / batch)
+        return min(most, (1 - decode_s / self._tpot_slo_s) / beside_s)
 
     def expected(self, rate_per_s: float) -> _Expected:
         """At so many calls a second."""
@@ -150,13 +143,11 @@ class _Work:
             beside_s = self._beside_s(together) if together else 0.0
             adds_s = decoding * beside_s + (1 - decoding) * self.prompt_s
             prompts = rate_per_s * adds_s
-            decode_s = decoding * service_s(self._choices, max(together, 1.0))
+            decode_s = decoding * service_s(self._seconds, max(together, 1.0))
             takes_s = adds_s + chunks * decode_s
             full = prompts >= 1 or rate_per_s * takes_s >= 1
             if tokens_per_s and not full:
-                slowed = [
-                    replace(one, service_s=one.service_s / (1 - prompts)) for one in self._choices
-                ]
+                slowed = {batch: s / (1 - prompts) for batch, s in self._seconds.items()}
                 tpot_s = token_s(tokens_per_s, slowed, lambda _: ALONE, 1, 1, self.batch_max)
             if full or math.isinf(tpot_s):
                 if together >= self.batch_max or not tokens_per_s:
@@ -167,7 +158,7 @@ class _Work:
             sojourn_s = sum(shared_s(rate_per_s, takes_s, 1, ALONE, self._variation))
             together = tokens_per_s * tpot_s
             batch = min(max(together, 1.0), self.batch_max)
-            decodes = tokens_per_s * service_s(self._choices, batch) / batch
+            decodes = tokens_per_s * service_s(self._seconds, batch) / batch
             found = _Expected(
                 ttft_s=sojourn_s + (whole - chunks + 0.5) * decode_s,
                 tpot_s=tpot_s,

@@ -7,14 +7,24 @@ executes it.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.values import dataclass
 from mesh.plan.problem import LANES_MAX, Plan, Problem, held_bytes
 
-DEVICES_MAX = 4096
 Weigh = Callable[[float, float], float]
-"""Orders devices by the shares of their load and memory that are taken; the least comes first."""
+"""Orders pieces, or devices, by the shares of a device's load and memory that they take."""
+SIZES: tuple[Weigh, ...] = (
+    max,
+    lambda load, memory: load,
+    lambda load, memory: memory,
+    lambda load, memory: load + memory,
+)
+FULLEST: tuple[Weigh, ...] = (
+    lambda load, memory: -max(load, memory),
+    lambda load, memory: -(load + memory),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,108 +127,48 @@ def place_greedy(problem: Problem, plan: Plan) -> Placement:
 
 
 def place_conserving(
-    pieces: Sequence[Piece],
-    load: float,
-    memory_bytes: int,
-    *,
-    devices: int | None = None,
+    pieces: Sequence[Piece], load: float, memory_bytes: int, devices: int
 ) -> Placement | None:
-    """On the fewest devices (or on `devices`, spread evenly; `None` where they do not suffice), of
-    which each takes a load of `load` and so much memory.
+    """On `devices`, of which each takes a load of `load` and so much memory: spread evenly, or else
+    each piece on the fullest device that has room, in several orders. `None` where that finds none.
 
     Raises InvalidInput where one piece is too large for a device.
     """
     _check(pieces, load, memory_bytes)
-    packing = _Packing(pieces=pieces, load=load, memory_bytes=memory_bytes)
-    if devices is not None:
-        spread = packing.spread(devices)
-        return packing.placement(spread if spread is not None else packing.fitted(devices))
-    for count in range(max(packing.least(), 1), DEVICES_MAX + 1):
-        spread = packing.spread(count)
-        found = spread if spread is not None else packing.fitted(count)
-        if found is not None:
-            return packing.placement(found)
-    raise InvalidInput(f"{len(pieces)} replicas do not fit {DEVICES_MAX} devices")
 
-
-@dataclass(slots=True, kw_only=True)
-class _Packing:
-    pieces: Sequence[Piece]
-    load: float
-    memory_bytes: int
-
-    def least(self) -> int:
-        """Fewer devices cannot do."""
-        loads = sum(piece.load for piece in self.pieces) / self.load
-        memory = sum(piece.memory_bytes for piece in self.pieces) / self.memory_bytes
-        return -int(-max(loads, memory) // 1)
-
-    def order(self, by: int) -> list[int]:
-        """Numbers of pieces, those that fill a device most first: by the larger share of both, by
-        load, by memory, by the sum.
+    def put(size: Weigh, weigh: Weigh, *, apart: bool = False) -> list[int] | None:
+        """The device of each piece, the largest by `size` first: of those with room the least by
+        `weigh`; with `apart` one without another replica of its station before that.
         """
-
-        def size(number: int) -> float:
-            piece = self.pieces[number]
-            load, memory = piece.load / self.load, piece.memory_bytes / self.memory_bytes
-            return (max(load, memory), load, memory, load + memory)[by]
-
-        return sorted(range(len(self.pieces)), key=lambda n: (-size(n), n))
-
-    def spread(self, devices: int) -> list[int] | None:
-        """Each piece on the device with the least load that has room, on one without another
-        replica of its station first.
-        """
-        return self._put(devices, 0, lambda load, memory: load, apart=True)
-
-    def fitted(self, devices: int) -> list[int] | None:
-        """Each piece on the fullest device that has room, in several orders."""
-        for by in range(4):
-            for weigh in (
-                lambda load, memory: -max(load, memory),
-                lambda load, memory: -(load + memory),
-            ):
-                if (found := self._put(devices, by, weigh)) is not None:
-                    return found
-        return None
-
-    def _put(self, devices: int, by: int, weigh: Weigh, *, apart: bool = False) -> list[int] | None:
-        loads, held = [0.0] * devices, [0] * devices
-        found = [-1] * len(self.pieces)
+        loads, held, found = [0.0] * devices, [0] * devices, [-1] * len(pieces)
         there: Counter[tuple[int, int]] = Counter()
-
-        def fits(piece: Piece, device: int) -> bool:
-            return (
-                loads[device] + piece.load <= self.load * (1 + 1e-9)
-                and held[device] + piece.memory_bytes <= self.memory_bytes
-            )
-
-        for number in self.order(by):
-            room = [device for device in range(devices) if fits(self.pieces[number], device)]
-            if not room:
+        sizes = [size(each.load / load, each.memory_bytes / memory_bytes) for each in pieces]
+        for number in sorted(range(len(pieces)), key=lambda n: (-sizes[n], n)):
+            piece = pieces[number]
+            best: tuple[int, float, int] | None = None
+            for d in range(devices):
+                fits = loads[d] + piece.load <= load * (1 + 1e-9)
+                if fits and held[d] + piece.memory_bytes <= memory_bytes:
+                    beside = apart and there[piece.station, d]
+                    key = beside, weigh(loads[d] / load, held[d] / memory_bytes), d
+                    best = key if best is None else min(best, key)
+            if best is None:
                 return None
-            device = min(
-                room,
-                key=lambda d: (
-                    apart and there[self.pieces[number].station, d],
-                    weigh(loads[d] / self.load, held[d] / self.memory_bytes),
-                    d,
-                ),
-            )
-            found[number] = device
-            there[self.pieces[number].station, device] += 1
-            loads[device] += self.pieces[number].load
-            held[device] += self.pieces[number].memory_bytes
+            found[number] = device = best[-1]
+            there[piece.station, device] += 1
+            loads[device] += piece.load
+            held[device] += piece.memory_bytes
         return found
 
-    def placement(self, found: list[int] | None) -> Placement | None:
-        if found is None:
-            return None
-        stations = max((piece.station for piece in self.pieces), default=-1) + 1
-        return tuple(
-            tuple(found[n] for n, piece in enumerate(self.pieces) if piece.station == station)
-            for station in range(stations)
-        )
+    found = put(max, lambda load, _: load, apart=True)
+    for size, fullest in product(SIZES, FULLEST):
+        found = put(size, fullest) if found is None else found
+    if found is None:
+        return None
+    placed: list[list[int]] = [[] for _ in range(pieces[-1].station + 1)]
+    for piece, device in zip(pieces, found, strict=True):
+        placed[piece.station].append(device)
+    return tuple(map(tuple, placed))
 
 
 def _check(pieces: Sequence[Piece], load: float, memory_bytes: int) -> None:

@@ -75,6 +75,11 @@ class Station:
     choices: tuple[Choice, ...]
     """By batch, ascending."""
 
+    @property
+    def seconds(self) -> dict[int, float]:
+        """Of an iteration, by its batch."""
+        return {each.batch: each.service_s for each in self.choices}
+
     def choice(self, batch: int) -> Choice:
         return next(each for each in self.choices if each.batch == batch)
 

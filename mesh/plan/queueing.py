@@ -6,7 +6,7 @@ After: `mesh.plan.problem`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 ROUNDS = 40
 """Until a fixed point is near enough."""
@@ -76,24 +76,42 @@ def shared_s(
     """
     lanes = len(yields) - 1
     servers = devices * lanes
-    if rate_per_s * work_s >= devices * yields[-1]:
-        return math.inf, math.inf
-    weight, total, inside = 1.0, 1.0, 0.0
-    for number in range(1, servers + 1):
+
+    def done(number: int) -> float:
         full, over = divmod(number, devices)
-        done = over * yields[min(full + 1, lanes)] + (devices - over) * yields[full]
-        weight *= rate_per_s * work_s / done
-        total += weight
-        inside += number * weight
+        together = over * yields[min(full + 1, lanes)] + (devices - over) * yields[full]
+        return together / work_s
+
+    there, used = present(rate_per_s, done, servers)
+    if used >= 1:
+        return math.inf, math.inf
+    beyond = there[-1] * used / (1 - used)
+    served = sum(number * share for number, share in enumerate(there)) + servers * beyond
+    waiting = _varied(variation, used * servers, servers) * beyond / (1 - used)
+    return served / rate_per_s, waiting / rate_per_s
+
+
+def present(
+    rate_per_s: float, done: Callable[[int], float], number_max: int
+) -> tuple[list[float], float]:
+    """The shares of the time in which 0, 1, … requests are there, of whom `done(n)` end in a second
+    with n there (a chain of births and deaths), and how much less each further one has. They end
+    with `number_max`, from which on no more end, or where hardly more are ever there. Empty where
+    more come than end.
+    """
+    weights, total, used = [1.0], 1.0, 0.0
+    for number in range(1, number_max + 1):
+        used = rate_per_s / done(number)
+        weights.append(weights[-1] * used)
+        total += weights[-1]
         if total > 1e200:
-            weight, total, inside = weight / total, 1.0, inside / total
-    used = rate_per_s * work_s / (devices * yields[-1])
-    beyond = weight * used / (1 - used)
-    total += beyond
-    inside += servers * beyond
-    waiting = beyond / (1 - used)
-    longer = _varied(variation, used * servers, servers)
-    return inside / total / rate_per_s, longer * waiting / total / rate_per_s
+            weights, total = [each / total for each in weights], 1.0
+        if used < 1 and weights[-1] < 1e-12 * total:
+            break
+    if used >= 1:
+        return [], used
+    total += weights[-1] * used / (1 - used)
+    return [each / total for each in weights], used
 
 
 def batched_sojourn_s(

@@ -258,6 +258,7 @@ class Execution:
         decode = self._table.phase is Phase.DECODE
         for each in plan.stations:
             chosen = tuple(one for one in self._table.operators if one.role in each.roles)
+            rows = [(one.role, one.transient_bytes_per_row) for one in chosen]
             single = len(chosen) == 1
             layered = single and chosen[0].role not in OUTSIDE_LAYERS
             hops = chosen[-1].repeats / self._visits if layered else 1.0
@@ -272,16 +273,9 @@ class Execution:
                     weights_bytes=sum(one.weights_bytes for one in chosen),
                     kv_bytes_per_token=sum(one.kv_bytes_per_token for one in chosen),
                     transient_bytes=max(
-                        (
-                            one.transient_bytes_per_row
-                            for one in chosen
-                            if one.role is not Role.HEAD
-                        ),
-                        default=0,
+                        (n for role, n in rows if role is not Role.HEAD), default=0
                     ),
-                    head_bytes=sum(
-                        one.transient_bytes_per_row for one in chosen if one.role is Role.HEAD
-                    ),
+                    head_bytes=sum(n for role, n in rows if role is Role.HEAD),
                     decodes=decode,
                 )
             )
@@ -290,12 +284,10 @@ class Execution:
         """The stations that an iteration comes by, in order."""
         if len(self._stations) == 1:
             return [0]
-        outside = [each.operators[0].role in OUTSIDE_LAYERS for each in self._stations]
-        inner = [number for number, out in enumerate(outside) if not out]
-        first = [
-            n for n, each in enumerate(self._stations) if each.operators[0].role is Role.EMBEDDING
-        ]
-        last = [n for n, each in enumerate(self._stations) if each.operators[0].role is Role.HEAD]
+        roles = {number: each.operators[0].role for number, each in enumerate(self._stations)}
+        inner = [number for number, role in roles.items() if role not in OUTSIDE_LAYERS]
+        first = [number for number, role in roles.items() if role is Role.EMBEDDING]
+        last = [number for number, role in roles.items() if role is Role.HEAD]
         return [*first, *inner * self._visits, *last]
 
     def _staff(self, placement: Placement) -> None:

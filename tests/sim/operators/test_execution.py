@@ -1,15 +1,17 @@
 """Executed plans: time and memory are conserved, and known queues come out."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import Phase
-from mesh.plan.conserving import models, operators
-from mesh.plan.placement import pieces_of, place_conserving, place_whole
+from mesh.plan.conserving import Placed, models, operators
+from mesh.plan.placement import Placement, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import plan_operators, whole_plan
-from mesh.plan.problem import Demand, Plan, Problem, Staffed, batches_of, held_bytes, slo_of
+from mesh.plan.problem import Demand, Plan, Problem, Staffed, batches_of, held_bytes
 from mesh.sim.operators.execution import Executed, Execution, Request, poisson
 from mesh.sim.operators.tables import operator_table
 from tests.plan.problems import known
@@ -23,16 +25,38 @@ def split(problem: Problem, replicas: int, batch: int = 1) -> Plan:
     return Plan(stations=staffed, expected_s=0.0)
 
 
-def everywhere(plan: Plan) -> tuple[tuple[int, ...], ...]:
+def everywhere(plan: Plan) -> Placement:
     return tuple(tuple(range(each.replicas)) for each in plan.stations)
+
+
+def ran(
+    problem: Problem,
+    plan: Plan | Placed,
+    requests: Sequence[Request],
+    at: Placement | None = None,
+    lanes: int | None = None,
+    visits: int | None = None,
+    warm: int = 0,
+) -> Executed:
+    """Without a placement, the first replica of each operator is on the first device, and so on."""
+    if isinstance(plan, Placed):
+        at, lanes, plan = plan.placement, plan.lanes, plan.plan
+    at = everywhere(plan) if at is None else at
+    execution = Execution(problem.table, plan, at, slo_s=1.0, lanes=lanes, visits=visits)
+    return execution.run(requests, warm)
+
+
+def decoding(rate: float, context: int, slo_s: float, batches: tuple[int, ...]) -> Problem:
+    """Tokens of Qwen2-7B."""
+    demand = Demand(rate_per_s=rate, lengths=(context,), slo_s=slo_s, batches=batches)
+    return Problem(table=operator_table("qwen2-7b", Phase.DECODE), demand=demand)
 
 
 def test_one_request_takes_what_its_operators_take() -> None:
     problem = known(1)
     for plan in (whole_plan(problem, 1, 1), split(problem, 1)):
         for visits in (1, 4, 28):
-            execution = Execution(problem.table, plan, everywhere(plan), slo_s=1.0, visits=visits)
-            done = execution.run([Request(at_s=5.0, tokens=2048)])
+            done = ran(problem, plan, [Request(at_s=5.0, tokens=2048)], visits=visits)
             assert done.mean_s == pytest.approx(problem.table.seconds((2048,)), rel=1e-9)
             assert (done.met, done.moved_bytes) == (1.0, 0)
             assert done.device_s == pytest.approx(done.mean_s, rel=1e-9)
@@ -42,11 +66,11 @@ def test_two_at_once_on_one_device_take_what_sharing_was_measured_to_take() -> N
     problem = known(1)
     plan = whole_plan(problem, 2, 1)
     at_once = [Request(at_s=0.0, tokens=2048)] * 2
-    shared = Execution(problem.table, plan, place_whole(plan, 2), slo_s=1.0).run(at_once)
+    shared = ran(problem, plan, at_once, place_whole(plan, 2))
     alone_s = problem.table.seconds((2048,))
     assert shared.mean_s == pytest.approx(1.644 * alone_s, rel=1e-6)
     assert shared.busy_s == pytest.approx(1.644 * alone_s, rel=1e-6)
-    apart = Execution(problem.table, plan, place_whole(plan), slo_s=1.0).run(at_once)
+    apart = ran(problem, plan, at_once)
     assert apart.mean_s == pytest.approx(alone_s)
     assert apart.energy_j < 2 * shared.energy_j
 
@@ -70,8 +94,7 @@ def test_device_time_is_conserved_and_every_request_ends(
         for number in range(len(plan.stations))
     )
     requests = poisson(6.0, (512, 2048), 40, seed)
-    execution = Execution(problem.table, plan, placement, slo_s=1.0, lanes=lanes, visits=2)
-    done = execution.run(requests)
+    done = ran(problem, plan, requests, placement, lanes, visits=2)
     assert done.requests == 40
     alone_s = sum(problem.table.seconds((of.tokens,)) for of in requests)
     if batch == 1:
@@ -86,8 +109,7 @@ def test_the_same_seed_gives_the_same_execution() -> None:
     plan = split(problem, 2)
 
     def once(seed: int) -> object:
-        execution = Execution(problem.table, plan, everywhere(plan), slo_s=1.0, visits=2)
-        return execution.run(poisson(10.0, (1024,), 60, seed))
+        return ran(problem, plan, poisson(10.0, (1024,), 60, seed), visits=2)
 
     assert once(3) == once(3)
     assert once(3) != once(4)
@@ -99,8 +121,8 @@ def test_waits_are_those_of_the_formulas() -> None:
     service_s = problem.table.seconds((2048,))
     rate = 0.7 * 4 / service_s
     found = next(of for of in models(known(rate), 1) if of.devices == 4)
-    execution = Execution(problem.table, found.plan, found.placement, slo_s=1.0)
-    done = execution.run(poisson(rate, (2048,), 8_000, 1), warm=500)
+    requests = poisson(rate, (2048,), 8_000, 1)
+    done = ran(problem, found, requests, warm=500)
     assert done.mean_s == pytest.approx(found.expected_s, rel=0.04)
 
 
@@ -110,35 +132,21 @@ def test_the_number_of_turns_hardly_matters() -> None:
     found = list(operators(problem, plan_operators, whole))[-2]
 
     def mean_s(visits: int) -> float:
-        execution = Execution(
-            *(problem.table, found.plan, found.placement),
-            slo_s=problem.demand.slo_s,
-            lanes=found.lanes,
-            visits=visits,
-        )
-        return execution.run(poisson(20.0, (2048,), 60, 1)).mean_s
+        return ran(problem, found, poisson(20.0, (2048,), 60, 1), visits=visits).mean_s
 
     assert mean_s(2) == pytest.approx(mean_s(28), rel=0.1)
 
 
 def test_sequences_decode_where_their_kv_cache_is() -> None:
     """Eight at once, in one batch: each pass takes a decode of eight, 32 times."""
-    table = operator_table("qwen2-7b", Phase.DECODE)
-    demand = Demand(
-        rate_per_s=1000,
-        lengths=(1024,),
-        slo_s=slo_of(table, (1024,), 2.0),
-        batches=batches_of(Phase.DECODE),
-    )
-    problem = Problem(table=table, demand=demand)
+    problem = decoding(1000, 1024, 1.0, batches_of(Phase.DECODE))
     plan = whole_plan(problem, 1, 8)
     requests = [Request(at_s=0.0, tokens=1024, passes=32)] * 9
-    done = Execution(table, plan, place_whole(plan), slo_s=1.0).run(requests[:8])
-    pass_s = table.seconds((1024,) * 8)
+    done = ran(problem, plan, requests[:8])
+    pass_s = problem.table.seconds((1024,) * 8)
     # The first begins alone; the other seven wait for its pass, and all go on together.
     assert done.device_s == pytest.approx(33 * pass_s, rel=0.05)
-    two = whole_plan(problem, 2, 8)
-    apart = Execution(table, two, place_whole(two), slo_s=1.0).run(requests)
+    apart = ran(problem, whole_plan(problem, 2, 8), requests)
     assert apart.moved_bytes == 0
     assert apart.mean_s < done.mean_s
 
@@ -148,13 +156,11 @@ def test_what_cannot_be_executed_is_said() -> None:
     plan = split(problem, 1)
     for wrong in (((0,),), tuple(() for _ in plan.stations), everywhere(split(problem, 2))):
         with pytest.raises(InvalidInput, match="stations or replicas differ"):
-            Execution(problem.table, plan, wrong, slo_s=1.0)
+            ran(problem, plan, [], wrong)
     with pytest.raises(InvalidInput, match="nothing to execute"):
-        Execution(problem.table, plan, everywhere(plan), slo_s=1.0).run([])
+        ran(problem, plan, [])
     with pytest.raises(InvalidInput, match="one request of qwen2-7b takes"):
-        Execution(problem.table, plan, everywhere(plan), slo_s=1.0).run(
-            [Request(at_s=0.0, tokens=2_000_000)]
-        )
+        ran(problem, plan, [Request(at_s=0.0, tokens=2_000_000)])
 
 
 def test_a_server_that_ends_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,40 +184,31 @@ def test_data_that_stays_on_its_device_takes_no_link() -> None:
     plan = split(problem, 1)
     at_once = [Request(at_s=0.0, tokens=512)] * 4
     for lanes in (None, 1, 2):
-        execution = Execution(problem.table, plan, everywhere(plan), slo_s=1.0, lanes=lanes)
-        assert execution.run(at_once).moved_bytes == 0
+        assert ran(problem, plan, at_once, lanes=lanes).moved_bytes == 0
     apart = tuple((number % 2,) for number in range(len(plan.stations)))
-
-    def ran(visits: int) -> Executed:
-        execution = Execution(problem.table, plan, apart, slo_s=1.0, visits=visits)
-        return execution.run(at_once[:1])
-
-    assert ran(3).mean_s == pytest.approx(ran(28).mean_s, rel=1e-6)
-    assert ran(3).moved_bytes == pytest.approx(ran(28).moved_bytes, rel=1e-3)
-    assert ran(28).mean_s - problem.table.seconds((512,)) > 28 * 10 * 10e-6
+    few, many = (ran(problem, plan, at_once[:1], apart, visits=visits) for visits in (3, 28))
+    assert few.mean_s == pytest.approx(many.mean_s, rel=1e-6)
+    assert few.moved_bytes == pytest.approx(many.moved_bytes, rel=1e-3)
+    assert many.mean_s - problem.table.seconds((512,)) > 28 * 10 * 10e-6
 
 
 def test_no_device_holds_more_than_its_memory() -> None:
     """KV cache of 60 sequences of 16,384 tokens takes 56 GB beside 15 GB of weights: who comes to
     more of them waits. Prompts at work hold their activations, too.
     """
-    table = operator_table("qwen2-7b", Phase.DECODE)
-    demand = Demand(rate_per_s=100, lengths=(16384,), slo_s=1.0, batches=(32,))
-    problem = Problem(table=table, demand=demand)
-    plan = whole_plan(problem, 1, 32)
+    problem = decoding(100, 16384, 1.0, (32,))
+    plan, memory_bytes = whole_plan(problem, 1, 32), problem.table.device.memory_bytes
     requests = [Request(at_s=0.0, tokens=16384, passes=4)] * 150
-    done = Execution(table, plan, place_whole(plan), slo_s=1.0).run(requests)
+    done = ran(problem, plan, requests)
     assert done.requests == 150
-    assert 0.95 * table.device.memory_bytes < done.memory_bytes <= table.device.memory_bytes
-    few = Execution(table, plan, place_whole(plan), slo_s=1.0).run(requests[:2])
+    assert 0.95 * memory_bytes < done.memory_bytes <= memory_bytes
+    few = ran(problem, plan, requests[:2])
     kv = problem.whole.choice(32).kv_bytes / 32
-    assert few.memory_bytes == pytest.approx(table.weights_bytes + 2 * kv, rel=0.01)
+    assert few.memory_bytes == pytest.approx(problem.table.weights_bytes + 2 * kv, rel=0.01)
     prompts = known(1, 32768)
     two = whole_plan(prompts, 2, 1)
-    assert held_bytes((prompts.whole.choice(1),), {0: 2}, 2) < table.device.memory_bytes
-    both = Execution(prompts.table, two, place_whole(two, 2), slo_s=1.0).run(
-        [Request(at_s=0.0, tokens=32768)] * 2
-    )
+    assert held_bytes((prompts.whole.choice(1),), {0: 2}, 2) < memory_bytes
+    both = ran(prompts, two, [Request(at_s=0.0, tokens=32768)] * 2, place_whole(two, 2))
     assert both.memory_bytes >= 0.9 * held_bytes((prompts.whole.choice(1),), {0: 2}, 2)
 
 
@@ -220,9 +217,7 @@ def test_tokens_take_as_long_as_expected() -> None:
     forms. In more turns it takes as long.
     """
     rate = 2_000.0
-    table = operator_table("qwen2-7b", Phase.DECODE)
-    demand = Demand(rate_per_s=rate, lengths=(1024,), slo_s=0.03, batches=batches_of(Phase.DECODE))
-    problem = Problem(table=table, demand=demand)
+    problem = decoding(rate, 1024, 0.03, batches_of(Phase.DECODE))
     whole = next(models(problem, 1))
     more = next(placed for placed in models(problem, 1) if placed.devices > whole.devices)
     single = next(operators(problem, plan_operators, more))
@@ -230,11 +225,8 @@ def test_tokens_take_as_long_as_expected() -> None:
     assert len(single.plan.stations) > 1
     assert (single.lanes, single.devices) == (1, 1)
     for placed in every:
-        assert placed.expected_s >= table.seconds((1024,)), "no less than unloaded"
-        execution = Execution(
-            *(table, placed.plan, placed.placement), slo_s=0.03, lanes=placed.lanes, visits=2
-        )
-        done = execution.run(poisson(rate / 32, (1024,), 200, 1, 32), warm=100)
+        assert placed.expected_s >= problem.table.seconds((1024,)), "no less than unloaded"
+        done = ran(problem, placed, poisson(rate / 32, (1024,), 200, 1, 32), visits=2, warm=100)
         assert done.mean_s == pytest.approx(placed.expected_s, rel=0.08)
 
 
@@ -247,13 +239,7 @@ def test_prompts_take_as_long_as_expected_where_operators_are_on_some_devices() 
         if placed.lanes == 2 and placed.used(problem) < 0.7
     )
     assert min(each.replicas for each in some.plan.stations) < some.devices
-    execution = Execution(
-        *(problem.table, some.plan, some.placement),
-        slo_s=problem.demand.slo_s,
-        lanes=some.lanes,
-        visits=1,
-    )
-    done = execution.run(poisson(20.0, (2048,), 1_000, 1), warm=100)
+    done = ran(problem, some, poisson(20.0, (2048,), 1_000, 1), visits=1, warm=100)
     assert done.mean_s == pytest.approx(some.expected_s, rel=0.15)
 
 
@@ -261,7 +247,7 @@ def test_a_paper_plan_that_has_too_little_device_time_misses() -> None:
     """Qwen2-7B, 2,048 tokens at 40 a second: 6.2 seconds of work a second on 4 devices."""
     problem = known(40)
     plan = plan_operators(problem)
-    placement = place_conserving(pieces_of(problem, plan), 2.0, 72 * 10**9, devices=4)
+    placement = place_conserving(pieces_of(problem, plan), 2.0, 72 * 10**9, 4)
     assert placement is not None
     execution = Execution(
         problem.table, plan, placement, slo_s=problem.demand.slo_s, visits=1, misses_max=100
