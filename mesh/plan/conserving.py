@@ -16,12 +16,12 @@ from itertools import pairwise, product
 from statistics import fmean
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.operators import Phase
+from mesh.domain.operators import OUTSIDE_LAYERS, Phase
 from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes
-from mesh.plan.queueing import batched_sojourn_s, present, shared_s, wait_of_s
+from mesh.plan.queueing import batched_sojourn_s, erlang_c, present, shared_s, wait_of_s
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
 """The parts of the time that an SLO leaves for waiting which a plan of operators is made for, tried
@@ -227,9 +227,9 @@ def operators(
 
 def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> float:
     """Mean seconds of an iteration of operators: that of a whole one on as many devices, the waits
-    for stations that are not on all of them, and the transfers from devices that lack the next.
-    Those stations are slowed for as much of the time as others are at work on their devices, over
-    which what is on all of them spreads.
+    for stations that are not on all of them, and for lanes there, and the transfers from devices
+    that lack the next. Those stations are slowed for as much of the time as others are at work on
+    their devices, over which what is on all of them spreads.
     """
     devices, choices = devices_of(placement), slower.chosen(plan)
     total_s, _ = sojourn_s(slower, devices, lanes, min(each.batch for each in plan.stations))
@@ -250,6 +250,31 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
         following = placement[(number + 1) % len(placement)]
         away = sum(device not in following for device in placement[number])
         total_s += choice.transfer_s * away / each.replicas
+    return total_s + _lanes_s(slower, plan, placement, lanes)
+
+
+def _lanes_s(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> float:
+    """Mean seconds in which requests wait for a lane of the few devices that have their next
+    operator: those that come from elsewhere, what is on all devices being computed where the data
+    is. Other operators hold all lanes there with the probability of Erlang C. Each of them has its
+    mean residual life E[S²] / 2E[S] left, as in the formula of Pollaczek and Khinchine, and the
+    first of `n` ends after 2 / (n + 1) of that, as if they were evenly spread.
+    """
+    devices, rate = devices_of(placement), slower.demand.rate_per_s
+    layers = [
+        (choice.service_s * slower.stretched, rate / choice.batch, {*there})
+        for each, choice, there in zip(plan.stations, slower.chosen(plan), placement, strict=True)
+        if each.roles[0] not in OUTSIDE_LAYERS
+    ]
+    held = sum(piece.load for piece in pieces_of(slower, plan)) * slower.stretched / devices
+    left_s = sum(each[0] ** 2 for each in layers) / sum(each[0] for each in layers) / 2
+    left_s *= 1 + slower.variation
+    some = [each for each in layers if len(each[-1]) < devices]
+    total_s = 0.0
+    for (*_, before), (taken_s, per_s, there) in zip(some[-1:] + some[:-1], some, strict=True):
+        servers, come = len(there) * lanes, 1 - len(there & before) / len(before)
+        others = max(len(there) * held - per_s * taken_s, 0.0)
+        total_s += come * erlang_c(servers, others) * left_s * 2 / (servers + 1)
     return total_s
 
 
