@@ -9,7 +9,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, ClassVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -272,30 +272,19 @@ class Exchange:
         self._status = 413, "request_too_large"
         return InvalidInput(f"the body has {size}; {bytes_max} is the limit", hint=hint)
 
-    @contextmanager
-    def watched(self, leave: Callable[[RequestId], None]) -> Iterator[None]:
-        """As soon as its client leaves, its requests do, and the task is cancelled; the block is
-        then left in silence.
+    def watched(self, leave: Callable[[RequestId], None]) -> AbstractContextManager[None]:
+        """As `until_left`: as soon as its client leaves, its requests do, but not once it has all
+        of its answer.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        watch = self._scope["extensions"][WATCH]
 
-        def left() -> None:
+        def leaves() -> bool:
             if not self._ended:
                 self._left = True
                 for request_id in self._request_ids:
                     leave(request_id)
-                task.cancel()
+            return self._left
 
-        unwatch = watch(left)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not self._left or task.uncancel():
-                raise
-        finally:
-            unwatch()
+        return until_left(self._scope, leaves)
 
     async def stream(
         self,
@@ -374,6 +363,30 @@ class Exchange:
     def _id_header(self) -> tuple[Header, ...]:
         names = self._dialect.id_headers if self.request_id else ()
         return tuple((name, self.request_id.encode()) for name in names)
+
+
+@contextmanager
+def until_left(scope: Scope, leaves: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """As soon as the client leaves, the task is cancelled, unless `leaves` says that there is
+    nothing to give up; the block is then left in silence.
+    """
+    task, left = asyncio.current_task(), False
+    assert task is not None
+
+    def leave() -> None:
+        nonlocal left
+        left = leaves()
+        if left:
+            task.cancel()
+
+    unwatch = scope["extensions"][WATCH](leave)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not left or task.uncancel():
+            raise
+    finally:
+        unwatch()
 
 
 class Apart(ABC):

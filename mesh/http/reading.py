@@ -5,7 +5,7 @@ Before: the routes. After: the controller's `viewed`.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.usage import HOUR_S, Usage, UsageBy, usage_by
 from mesh.domain.views import ProfileView
+from mesh.http.exchange import until_left
 from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import check_origin
@@ -83,9 +84,8 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         name = request.query_params.get("name")
         named = {"content-disposition": 'attachment; filename="mesh-deployments.yaml"'}
         read = reads()
-        with read.threads.place():
-            specs = read.specs(caller(), None if name is None else DeploymentName(name))
-            text = await read.threads.run(written, specs)
+        specs = read.specs(caller(), None if name is None else DeploymentName(name))
+        text = await read.threads.run(written, specs)
         return Response(text, media_type="application/yaml", headers=named)
 
     async def profiles(request: Request) -> Response:
@@ -97,8 +97,7 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
 
     async def trace(request: Request) -> Response:
         read = reads()
-        with read.threads.place():
-            body = await read.threads.run(_trace, read.trace(caller()))
+        body = await read.threads.run(_trace, read.trace(caller()))
         named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
         return Response(body, media_type="application/json", headers=named)
 
@@ -106,36 +105,43 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         since_s = _number(request, "since_s", 24 * 3600.0, USAGE_S_MAX)
         by = usage_by(request.query_params.get("by", UsageBy.DEPLOYMENT.value))
         read = reads()
-        with read.threads.place():
-            found = await read.usage(caller(), time.time() - since_s, by)
-            body = await read.threads.run(_listed, map(plain, found))
+        found = await read.usage(caller(), time.time() - since_s, by)
+        body = await read.threads.run(_listed, map(plain, found))
         return Response(body, media_type="application/json")
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        read = reads()
-        with read.threads.place():
-            return json_response(plain(await read.report(caller(), since_s)))
+        return json_response(plain(await reads().report(caller(), since_s)))
 
     async def report_page(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
         read = reads()
-        with read.threads.place():
-            text = await read.threads.run(page, await read.report(caller(), since_s))
+        text = await read.threads.run(page, await read.report(caller(), since_s))
         named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
         return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
 
+    def placed(make: Callable[[Request], Awaitable[Response]]) -> Callable[..., object]:
+        """The endpoint, in a place for work in threads until its client leaves."""
+
+        async def endpoint(request: Request) -> Response:
+            answer: Response | None = None
+            with until_left(request.scope), reads().threads.place():
+                answer = await make(request)
+            return answer or Response()  # nobody reads an empty one: the client has left
+
+        return endpoint
+
     return [
-        Route("/api/v1/manifest", manifest, methods=["GET"]),
+        Route("/api/v1/manifest", placed(manifest), methods=["GET"]),
         Route("/api/v1/deployments/{model}/profiles", profiles, methods=["GET"]),
-        Route("/api/v1/report", report, methods=["GET"]),
-        Route("/api/v1/report.html", report_page, methods=["GET"]),
+        Route("/api/v1/report", placed(report), methods=["GET"]),
+        Route("/api/v1/report.html", placed(report_page), methods=["GET"]),
         Route("/api/v1/nodes/wanted", wanted, methods=["GET"]),
         Route("/api/v1/requests", requests, methods=["GET"]),
         Route("/api/v1/requests/{request_id}", one, methods=["GET"]),
         Route("/api/v1/requests/{request_id}/cancel", cancel, methods=["POST"]),
-        Route("/api/v1/trace", trace, methods=["GET"]),
-        Route("/api/v1/usage", usage, methods=["GET"]),
+        Route("/api/v1/trace", placed(trace), methods=["GET"]),
+        Route("/api/v1/usage", placed(usage), methods=["GET"]),
     ]
 
 

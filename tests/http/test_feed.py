@@ -37,7 +37,7 @@ from mesh.report.plain import json_pieces, plain_fields, plain_json
 from mesh.runtime import turns
 from mesh.runtime.turns import Steps, in_turns
 from mesh.wire.access import Gate
-from mesh.wire.work_threads import WORKS_MAX
+from mesh.wire.work_threads import WORK_THREADS, WORKS_MAX
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
 from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
@@ -583,6 +583,27 @@ async def test_reports_that_are_made_at_once_are_bounded(
         assert (await asyncio.to_thread(client.recv, 1 << 16)).startswith(b"HTTP/1.1 200")
         client.close()
     assert (await http.get("/api/v1/usage")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["report", "report.html", "trace", "usage", "manifest"])
+async def test_what_a_client_that_has_left_asked_for_is_not_made(
+    http: Edge, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(readings, "page", lambda _: str(may_end.wait(WAIT_S_MAX)))
+    run = [raw(http, b"GET /api/v1/report.html", b"") for _ in range(WORK_THREADS)]
+    await asyncio.sleep(0.1)
+    asked = b"GET /api/v1/" + path.encode()
+    for client in [raw(http, asked, b"") for _ in range(WORKS_MAX - WORK_THREADS)]:
+        await asyncio.sleep(0.02)
+        client.close()
+    answered = asyncio.create_task(http.get("/api/v1/manifest"))
+    await asyncio.sleep(0.1)
+    may_end.set()
+    assert (await answered).status_code == 200, "they have no places any more"
+    for client in run:
+        assert (await asyncio.to_thread(client.recv, 1 << 16)).startswith(b"HTTP/1.1 200")
+        client.close()
 
 
 async def test_requests_are_shown_told_whole_and_cancelled(http: Edge) -> None:
