@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import field, fields
 from itertools import count, takewhile
@@ -85,13 +85,13 @@ class _Audience:
     """The task of a first look that began before there was a viewer."""
 
     @property
-    def last_id(self) -> str:
-        return f"{self.mark}-{self.number}"
+    def end(self) -> bytes:
+        """Ends the event after which a viewer has heard all that was told so far."""
+        return f"id: {self.mark}-{self.number}\n\n".encode()
 
-    def tell(self, block: bytes, before: bytes = b"") -> None:
-        """`before` are events that have no ids: whoever has heard this one has heard them."""
+    def tell(self, event: bytes) -> None:
         self.number += 1
-        block = b"%bid: %b\n%b" % (before, self.last_id.encode(), block)
+        block = event + self.end
         self.kept.append(block)
         self.kept_bytes += len(block)
         while len(self.kept) > KEPT_EVENTS_MAX or self.kept_bytes > KEPT_BYTES_MAX:
@@ -170,8 +170,8 @@ class Feed:
                 viewer.blocks = Mailbox(VIEWER_EVENTS_MAX)
                 if self._closed:
                     viewer.blocks.close()
-                head = f"id: {audience.last_id}\n".encode()
-                blocks = [head, *await self._opening(asks, audience, LOST if last_id else "")]
+                end = audience.end
+                blocks = [*await self._opening(asks, audience, LOST if last_id else ""), end]
             yield blocks
             while more := await viewer.blocks.take():
                 yield [b"".join(more)]
@@ -240,9 +240,9 @@ class Feed:
 
     async def _opening(self, asks: Caller, audience: _Audience, why: str) -> list[bytes]:
         """The whole state, and the last lines."""
-        seen = [block for line, block in self._lines if asks.sees(line.tenant)]
+        lines = _lines_event(asks, self._lines)
         body = await self._whole(audience.state, audience.samples, why)
-        return [b"event: cell\ndata: ", *body, b"\n\n" + b"".join(seen)]
+        return [b"event: cell\ndata: ", *body, b"\n" + (lines and b"\n" + lines)]
 
     async def _whole(self, state: State, samples: Sequence[CellSample], why: str) -> list[bytes]:
         """For one viewer at a time: in one turn of the loop each of many would go on."""
@@ -312,19 +312,24 @@ class Feed:
     def _tell_lines(self) -> None:
         fresh, self._fresh = self._fresh, []
         for asks, audience in self._audiences.items():
-            seen = [block for line, block in fresh if asks.sees(line.tenant)]
-            if seen:
-                audience.tell(seen[-1], before=b"".join(seen[:-1]))
+            if event := _lines_event(asks, fresh):
+                audience.tell(event)
 
     def _keep(self, event: CellEvent) -> None:
         at_s = round(self._unix_s() - event.age_s, 3)
         told = plain_json({"time_unix_s": at_s, **members(event.line)})
-        self._lines.append((event.line, b"event: line\ndata: %b\n\n" % told))
+        self._lines.append((event.line, told))
 
 
 def _audience_of(asks: Caller) -> Caller:
     """Whoever sees the same is told the same: all operators, and all keys of a tenant."""
     return Caller() if asks.role is Role.ADMIN else Caller(role=asks.role, tenant=asks.tenant)
+
+
+def _lines_event(asks: Caller, lines: Iterable[tuple[CellLine, bytes]]) -> bytes:
+    """One event, so that a viewer takes all or none, of those that the caller may see, if any."""
+    seen = b",".join(told for line, told in lines if asks.sees(line.tenant))
+    return seen and b"event: lines\ndata: [%b]\n" % seen
 
 
 def _next(audience: _Audience, picture: CellPicture) -> Steps[tuple[State, bytes]]:
@@ -338,7 +343,7 @@ def _next(audience: _Audience, picture: CellPicture) -> Steps[tuple[State, bytes
     untold = list(takewhile(lambda one: one not in last, reversed(picture.samples)))[::-1]
     patch = yield from change(audience.state, after)
     body = yield from json_pieces({"patch": patch, "samples": untold}, STATE_DEPTH + 1)
-    return after, b"".join([b"event: change\ndata: ", *body, b"\n\n"])
+    return after, b"".join([b"event: change\ndata: ", *body, b"\n"])
 
 
 def _whole(state: State, samples: Sequence[CellSample], why: str) -> Steps[list[bytes]]:

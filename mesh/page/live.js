@@ -90,10 +90,13 @@ const TAKES = {
     live.state = merged(live.state, patch);
     live.samples = appended(live.samples, samples);
   },
-  line: (line) => {
-    const known = toldBefore.findIndex((one) => isSame(one, line));
-    if (known >= 0) toldBefore = toldBefore.slice(known + 1);
-    else live.lines = [...live.lines.slice(1 - LINES_MAX), { ...line, number: ++lines }];
+  lines: (told) => {
+    const fresh = told.filter((line) => {
+      const known = toldBefore.findIndex((one) => isSame(one, line));
+      toldBefore = toldBefore.slice(known + 1);
+      return known < 0;
+    });
+    live.lines = [...live.lines, ...fresh.map((line) => ({ ...line, number: ++lines }))].slice(-LINES_MAX);
   },
   end: () => {},
 };

@@ -283,13 +283,15 @@ async def test_lines_come_at_once_to_whoever_may_read_them(
         await anext(one)
         await anext(two)
         watched.said.put_nowait("loaded\n\nevent: end")
-        _, name, line = await anext(told(one))
-        assert name == "line"
+        _, name, (line,) = await anext(told(one))
+        assert name == "lines"
         assert line["text"] == "loaded\n\nevent: end", "no text ends an event"
         assert line["time_unix_s"] == 99.0
         async with aclosing(feed.events(ADMIN, "")) as later:
             both = told(later)
-            assert [(await anext(both))[1], (await anext(both))[1]] == ["cell", "line"]
+            (cell_id, cell, _), (lines_id, lines, _) = [await anext(both) for _ in range(2)]
+            assert (cell, lines) == ("cell", "lines")
+            assert (cell_id, lines_id) == ("", "r1-1-1"), "who leaves before the lines is told both"
         feed.close()
         assert [name async for _, name, _ in told(two)] == ["end"]
     with pytest.raises(Unavailable):
@@ -308,7 +310,7 @@ async def test_lines_go_on_after_one_that_cannot_be_told(watched: Watched) -> No
         events = told(blocks)
         await anext(events)
         watched.said.put_nowait("loaded")
-        while (await anext(events))[1] != "line":
+        while (await anext(events))[1] != "lines":
             pass
 
 
@@ -339,13 +341,13 @@ async def test_lines_that_come_one_after_the_other_are_told_together(
             watched.said.put_nowait(str(n))
             await asyncio.sleep(0.005)
         (block,) = await anext(blocks)
-        assert block.count(b"event: line") == 5
-        assert block.count(b"id: ") == 1, "it is one message to each viewer"
+        assert block.count(b"event: ") == block.count(b"id: ") == 1, "nobody goes on amid them"
+        assert json.loads(block.split(b"\n")[1].removeprefix(b"data: "))[4]["text"] == "4"
         watched.said.put_nowait("last")
         await asyncio.sleep(0.005)
         feed.close()
-        names = [(name, data.get("text")) async for _, name, data in told(blocks)]
-    assert names == [("line", "last"), ("end", None)]
+        (_, _, (line,)), (_, name, _) = [one async for one in told(blocks)]
+    assert (line["text"], name) == ("last", "end")
 
 
 async def test_viewers_that_come_together_share_a_snapshot_and_are_encoded_for_in_turn(
@@ -382,8 +384,9 @@ async def test_many_lines_at_once_are_one_event_and_drop_nobody(watched: Watched
         ids = []
         async with asyncio.timeout(WAIT_S_MAX):
             async for number, name, data in told(blocks):
-                texts += [data["text"]] if name == "line" else []
-                ids += [number] if name == "line" and number else []
+                if name == "lines":
+                    texts += [line["text"] for line in data]
+                    ids.append(number)
                 if len(texts) == count:
                     break
     assert texts == [str(n) for n in range(count)]
@@ -408,7 +411,8 @@ async def test_a_viewer_that_never_reads_is_cut_off_and_delays_nobody(
                 watched.said.put_nowait("\x1b[31m" + LINE_CHARS * "x")
             found = 0
             while found < LINES or feed.viewers > 1:
-                found += (await anext(events))[1] == "line"
+                _, name, data = await anext(events)
+                found += len(data) if name == "lines" else 0
     await server.stop(1.0)
 
 
