@@ -7,6 +7,9 @@ import { Fault } from "./parts.js";
 import { clocks } from "./words.js";
 
 const PATH = "api/v1/session";
+// All windows have the cookie of who signed in last: what others show is of somebody else, or their token is old.
+const windows = new BroadcastChannel("mesh session");
+windows.onmessage = () => location.reload();
 
 export const session = { wants_keys: false, role: null, tenant: null, csrf: "", journal: false };
 
@@ -22,6 +25,7 @@ export const headers = () => ({
 
 export async function signOut() {
   await fetch(PATH, { method: "DELETE", headers: headers() });
+  windows.postMessage("signed out");
   location.reload();
 }
 
@@ -31,6 +35,7 @@ export function SignIn({ onDone }) {
     event.preventDefault();
     const told = await post(PATH, { key: new FormData(event.target).get("key").trim() });
     if (told.error) return setError(told.error);
+    windows.postMessage("signed in");
     Object.assign(session, told);
     onDone();
   };

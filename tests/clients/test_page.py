@@ -1268,6 +1268,21 @@ def test_tenants_do_not_see_each_other_and_an_operator_sees_a_killed_node(
             show(page, "#/usage?by=tenant")
             page.get_by_role("region", name="Usage").get_by_text("acme").wait_for()
             assert "" not in page.locator("td").all_inner_texts(), "what is not known is a dash"
+            show(page, "#/logs")
+            connected = page.locator(".log").get_by_text("connected").first
+            connected.wait_for()
+            hide(page, True)
+            with closing(page.context.new_page()) as tab:
+                tab.goto(url)
+                tab.get_by_role("button", name="sign out").click()
+                sign_in(tab, other)
+                tab.locator(".who").get_by_text("other").wait_for()
+                hide(page, False)
+                page.locator(".who").get_by_text("other").wait_for()
+                page.get_by_text("Nothing has happened to your deployments of late.").wait_for()
+                tab.get_by_role("button", name="sign out").click()
+                sign_in(tab, admin)
+                connected.wait_for()
             show(page, "#/cell")
             page.locator(".card .is-ready").first.wait_for()
             os.killpg(cell.children[1].process.pid, signal.SIGKILL)
