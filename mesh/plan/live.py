@@ -87,7 +87,7 @@ class _Work:
         # Each chunk comes beside a decode, so that no larger batches form.
         sizes = [*(2**n for n in range(most.bit_length())), most]
         self._seconds = {b: self._times.decode_s(b, context) for b in sorted({*sizes})}
-        """Of a decode, by its batch."""
+        """Seconds of a decode, by its batch."""
         carried = {batch: self._carried(batch) for batch in self._seconds}
         self.batch_max = max(carried, key=lambda batch: (carried[batch], -batch))
         self.carried_per_s = max(carried[self.batch_max], 0.0)

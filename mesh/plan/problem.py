@@ -77,7 +77,7 @@ class Station:
 
     @property
     def seconds(self) -> dict[int, float]:
-        """Of an iteration, by its batch."""
+        """Seconds of an iteration, by its batch."""
         return {each.batch: each.service_s for each in self.choices}
 
     def choice(self, batch: int) -> Choice:

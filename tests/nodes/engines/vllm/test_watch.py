@@ -14,7 +14,8 @@ from mesh.domain.steps import EngineRequest
 from mesh_nodes.engines.vllm import VllmEngine
 from tests.contract.driving import Driver, no_progress
 from tests.contract.engine_contract import StoredModel
-from tests.nodes.engines.vllm.test_ends import PROMPT, engine_processes, wait_until
+from tests.nodes.engines.vllm.test_ends import PROMPT, engine_processes
+from tests.support.waiting import until
 
 TOLD_S_MAX = 1.0
 A, B = InstanceId("a"), InstanceId("b")
@@ -89,5 +90,5 @@ def test_what_the_engine_ends_is_told_to_nobody(
         engine.load(model.order(A, kv_blocks=0), no_progress)
     process_of_load(engine, model, A)
     engine.close()
-    wait_until(lambda: engine_processes() == before)
+    until(lambda: engine_processes() == before)
     assert told.nothing()
