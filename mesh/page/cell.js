@@ -2,7 +2,7 @@
 
 import { html, Component } from "./vendor/preact-htm.js";
 import { Chart } from "./chart.js";
-import { Badge, Loading, Notice, NothingDeployed, Saved, Share, Table, Text, Total } from "./parts.js";
+import { Badge, grouped, InSight, Loading, Notice, NothingDeployed, Saved, Share, Table, Text, Total } from "./parts.js";
 import { address } from "./route.js";
 import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
 
@@ -10,8 +10,7 @@ const CARDS_FIRST = 1;
 const CARDS_AT_ONCE = 12;
 const QUEUES_MAX = 6; // deployments of which it is said how many wait
 
-export function Cell({ live }) {
-  const { state, samples } = live;
+export function Cell({ state, samples }) {
   const nodes = Object.values(state.nodes);
   return html`
     <h1>Cell</h1>
@@ -26,7 +25,7 @@ export function Cell({ live }) {
     ${!Object.keys(state.deployments).length && html`<${NothingDeployed} />`}
     ${!nodes.length && html`<${Notice}>
       No node has joined that this key may see. <code>mesh node --join ADDRESS</code> brings one.<//>`}
-    <${Cards} nodes=${nodes} state=${state} />`;
+    <${Cards} nodes=${nodes} instances=${state.instances} />`;
 }
 
 // The first cards at once, and more with each picture: a large cell is not waited for.
@@ -43,9 +42,10 @@ class Cards extends Component {
     requestAnimationFrame(() => setTimeout(() => this.setState({ drawn: this.asked + CARDS_AT_ONCE })));
   }
 
-  render({ nodes, state }, { drawn }) {
+  render({ nodes, instances }, { drawn }) {
+    const here = grouped(instances, "node_id");
     return html`<div class="cards">${nodes.slice(0, drawn).map((node) => html`
-      <${Node} key=${node.node_id} node=${node} state=${state} />`)}</div>`;
+      <${InSight} key=${node.node_id} tag="article" class="card" id="node-${node.node_id}" make=${() => card(node, here.get(node.node_id) ?? [])} />`)}</div>`;
   }
 }
 
@@ -74,9 +74,8 @@ function queues(deployments) {
 
 const sum = (all, key) => all.reduce((so_far, one) => so_far + one[key], 0);
 
-function Node({ node, state }) {
-  const instances = Object.values(state.instances).filter((one) => one.node_id === node.node_id);
-  return html`<article class="card" id="node-${node.node_id}">
+function card(node, instances) {
+  return html`
     <h2><${Text}>${node.node_id}<//> <${Badge} state=${node.state} /></h2>
     <p class="dim">${node.device}, ${node.cores} cores, ${node.engine}, <${Text}>${node.hardware}<//>;
       silent ${node.silent_s.toFixed(1)} s</p>
@@ -84,8 +83,7 @@ function Node({ node, state }) {
     ${instances.length > 0 && html`<${Table} label="Instances of ${node.node_id}" columns=${INSTANCES}
       rows=${instances} keyOf=${(one) => one.instance_id} />`}
     ${node.operations.length > 0 && html`<${Table} label="Memory operations of ${node.node_id}" columns=${OPERATIONS}
-      rows=${node.operations} keyOf=${(one) => `${one.kind} ${one.instance_id}`} />`}
-  </article>`;
+      rows=${node.operations} keyOf=${(one) => `${one.kind} ${one.instance_id}`} />`}`;
 }
 
 function Memory({ node }) {

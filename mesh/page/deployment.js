@@ -9,13 +9,13 @@ import { address } from "./route.js";
 import { session } from "./session.js";
 import { count, limit, millis, percent, phase, refusals, seconds, tpotLimit } from "./words.js";
 
-export function Deployment({ live, name }) {
-  const one = live.state.deployments[name];
+export function Deployment({ state, lines: all, name }) {
+  const one = state.deployments[name];
   if (!one) return html`<h1><${Text}>${name}<//></h1><${Notice}>There is no deployment of this name.${" "}
     <a href=${address("deployments")}>All deployments</a><//>`;
   const { recent, spec } = one;
-  const instances = Object.values(live.state.instances).filter((i) => i.deployment === name);
-  const lines = live.lines.filter((line) => line.deployment === name);
+  const instances = Object.values(state.instances).filter((i) => i.deployment === name);
+  const lines = all.filter((line) => line.deployment === name);
   return html`
     <h1><${Text}>${name}<//> <${Badge} state=${one.state} /> <${Text}>${phase(one)}<//></h1>
     <dl class="totals">
@@ -30,7 +30,7 @@ export function Deployment({ live, name }) {
     </dl>
     ${!session.journal && html`<p class="actions"><a class="button" href=${address("try", "", { a: name })}>Try it</a>
       <a class="button" href=${address("deploy", "", { from: name })}>Copy it</a></p>
-      <${Actions} key=${name} name=${name} scaling=${spec.scaling} all=${Object.keys(live.state.deployments).sort()} />`}
+      <${Actions} key=${name} name=${name} scaling=${spec.scaling} all=${Object.keys(state.deployments).sort()} />`}
     <h2>Instances</h2>
     ${instances.length ? html`<${Table} label="Instances" columns=${INSTANCES} rows=${instances} keyOf=${(i) => i.instance_id} />`
       : html`<p class="dim">None is loaded; the next request loads one.</p>`}

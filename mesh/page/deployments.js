@@ -1,7 +1,7 @@
 // All deployments in a table that can be sorted and filtered. What is asked stands in the address.
 
 import { html } from "./vendor/preact-htm.js";
-import { Badge, NothingDeployed, Table, Text } from "./parts.js";
+import { Badge, grouped, NothingDeployed, Table, Text } from "./parts.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
 import { count, limit, millis, percent, phase, refusals, seconds, tpotLimit } from "./words.js";
@@ -9,7 +9,8 @@ import { count, limit, millis, percent, phase, refusals, seconds, tpotLimit } fr
 export function Deployments({ state, asked }) {
   const filter = asked.get("filter") ?? "";
   const sort = asked.get("sort") ?? "name";
-  const all = Object.entries(state.deployments).map(([name, one]) => rowOf(name, one, state.instances));
+  const instances = grouped(state.instances, "deployment");
+  const all = Object.entries(state.deployments).map(([name, one]) => rowOf(name, one, instances.get(name) ?? []));
   const rows = sorted(all.filter((row) => row.text.includes(filter.toLowerCase())), sort);
   return html`
     <h1>Deployments</h1>
@@ -24,8 +25,7 @@ export function Deployments({ state, asked }) {
 // Rows are remade only for deployments that have changed, so that the others are not drawn again.
 const rows = new WeakMap();
 
-function rowOf(name, one, instances) {
-  const mine = Object.values(instances).filter((i) => i.deployment === name);
+function rowOf(name, one, mine) {
   const loaded = mine.map((i) => i.state).join();
   if (rows.get(one)?.loaded !== loaded) {
     const ready = mine.filter((i) => i.state === "ready").length;

@@ -1,6 +1,6 @@
 // What happened in the cell, live, as `mesh logs` has it: filtered, searched, paused, copied.
 
-import { html, useState } from "./vendor/preact-htm.js";
+import { html, Component, useState } from "./vendor/preact-htm.js";
 import { places } from "./live.js";
 import { Choice, Copy, Text } from "./parts.js";
 import { ask } from "./route.js";
@@ -11,32 +11,38 @@ const KINDS = ["deployment", "instance", "request", "node", "cell"];
 const SHOWN_MAX = 500;
 const CHARS_MAX = 2000; // of one line; the rest is shown when it is opened
 
-export function Logs({ live, asked }) {
+export function Logs({ state, lines: all, asked }) {
   const [held, setHeld] = useState(null); // the lines as they were when it was paused
   const wanted = Object.fromEntries(["kind", "deployment", "node", "search"].map((name) => [name, asked.get(name) ?? ""]));
-  const lines = (held ?? live.lines).filter((line) => fits(line, wanted));
+  const lines = (held ?? all).filter((line) => fits(line, wanted));
   const shown = lines.slice(-SHOWN_MAX);
   const choice = (name, all) => html`<${Choice} label=${name} all=${["", ...all]} value=${wanted[name]} shown=${(one) => one || "all"} onChange=${(one) => ask({ [name]: one })} />`;
   return html`<h1>Logs</h1>
     <div class="chosen">
-      ${choice("kind", KINDS)} ${choice("deployment", Object.keys(live.state.deployments).sort())} ${Object.keys(live.state.nodes).length > 0 && choice("node", Object.keys(live.state.nodes).sort())}
+      ${choice("kind", KINDS)} ${choice("deployment", Object.keys(state.deployments).sort())} ${Object.keys(state.nodes).length > 0 && choice("node", Object.keys(state.nodes).sort())}
       <label>search <input type="search" value=${wanted.search} onInput=${(event) => ask({ search: event.target.value })} /></label>
-      <button aria-pressed=${held !== null} onClick=${() => setHeld(held ? null : live.lines)}>${held ? "go on" : "pause"}</button>
+      <button aria-pressed=${held !== null} onClick=${() => setHeld(held ? null : all)}>${held ? "go on" : "pause"}</button>
       <${Copy} text=${() => shown.map(written).join("\n")} />
-      <span class="dim" role="status">${shown.length} of ${(held ?? live.lines).length} lines${held ? `, paused; ${newer(held, live.lines)} newer` : ""}</span>
+      <span class="dim" role="status">${shown.length} of ${(held ?? all).length} lines${held ? `, paused; ${newer(held, all)} newer` : ""}</span>
     </div>
     ${shown.length ? html`<ol class="lines log">${shown.map((line) => html`<${Line} key=${line.number} line=${line} />`).reverse()}</ol>`
-      : html`<p class="dim">${live.lines.length ? "No line fits." : `Nothing has happened${session.role === "tenant" ? " to your deployments" : ""} of late.`}</p>`}`;
+      : html`<p class="dim">${all.length ? "No line fits." : `Nothing has happened${session.role === "tenant" ? " to your deployments" : ""} of late.`}</p>`}`;
 }
 
 const newer = (held, lines) => (lines.at(-1)?.number ?? 0) - (held.at(-1)?.number ?? 0);
 
 const written = (line) => `${clock(line.time_unix_s)} ${line.kind} ${line.subject} ${line.text}`;
 
-export function Line({ line }) {
-  const long = line.text.length > CHARS_MAX;
-  return html`<li><time>${clock(line.time_unix_s)}</time> <span class="dim">${line.kind}</span> <b><${Text}>${line.subject}<//></b> <${Text}>${long ? `${line.text.slice(0, CHARS_MAX)} …` : line.text}<//>
-    ${long && html`<details><summary>all of its ${line.text.length} characters</summary><${Text}>${line.text}<//></details>`}</li>`;
+export class Line extends Component {
+  shouldComponentUpdate({ line }) {
+    return line !== this.props.line;
+  }
+
+  render({ line }) {
+    const long = line.text.length > CHARS_MAX;
+    return html`<li><time>${clock(line.time_unix_s)}</time> <span class="dim">${line.kind}</span> <b><${Text}>${line.subject}<//></b> <${Text}>${long ? `${line.text.slice(0, CHARS_MAX)} …` : line.text}<//>
+      ${long && html`<details><summary>all of its ${line.text.length} characters</summary><${Text}>${line.text}<//></details>`}</li>`;
+  }
 }
 
 // A line is of the deployment that it is about, and of the node that it is about, by its instance, or names.

@@ -15,7 +15,7 @@ const VIEWS = { cell: "Cell", deployments: "Deployments", requests: "Requests", 
 // when the controller is silent.
 const LATER_MS = 1000;
 const LATER = { Charts: "charts", Deploy: "deploy", Deployment: "deployment", Deployments: "deployments", Journal: "journal", Keys: "keys", Logs: "logs", OneRequest: "requests", Playground: "playground", Requests: "requests", Usage: "usage" };
-const found = {};
+const found = { Cell };
 
 const isThere = (view) => (view === "keys" ? session.wants_keys && session.role === "admin" : !session.journal || !["deploy", "try", "usage"].includes(view));
 
@@ -48,17 +48,17 @@ class Page extends Component {
     if (live.error) return html`<${Refused} error=${live.error} />`;
     if (!live.state) return html`<${Notice}>Loading …<//>`;
     if (session.journal && !isThere(view)) return html`<${Notice}>A journal has no such view. <a href=${address("cell")}>The cell</a><//>`;
-    if (view === "deployments" && name) return html`<${Later} name="Deployment" given=${{ live, name }} />`;
+    if (view === "deployments" && name) return html`<${Later} name="Deployment" given=${{ state: live.state, lines: live.lines, name }} />`;
     if (view === "deployments") return html`<${Later} name="Deployments" given=${{ state: live.state, asked }} />`;
     if (view === "requests" && name) return html`<${Later} name="OneRequest" given=${{ key: name, name, state: live.state }} />`;
     if (view === "requests") return html`<${Later} name="Requests" given=${{ asked }} />`;
     if (view === "charts") return html`<${Later} name="Charts" given=${{ samples: live.samples }} />`;
-    if (view === "logs") return html`<${Later} name="Logs" given=${{ live, asked }} />`;
+    if (view === "logs") return html`<${Later} name="Logs" given=${{ state: live.state, lines: live.lines, asked }} />`;
     if (view === "usage") return html`<${Later} name="Usage" given=${{ asked }} />`;
     if (view === "keys") return html`<${Later} name="Keys" />`;
     if (view === "deploy") return html`<${Later} name="Deploy" given=${{ asked }} />`;
     if (view === "try") return html`<${Later} name="Playground" given=${{ state: live.state, asked }} />`;
-    if (view === "cell") return html`<${Cell} live=${live} />`;
+    if (view === "cell") return html`<${Later} name="Cell" given=${{ state: live.state, samples: live.samples }} />`;
     return html`<${Notice}>There is no view of this name. <a href=${address("cell")}>The cell</a><//>`;
   }
 }
@@ -67,6 +67,7 @@ async function bring(name) {
   found[name] ??= (await import(`./${LATER[name]}.js`))[name];
 }
 
+// A view, which is drawn anew when something of what it is given has changed.
 class Later extends Component {
   async ask({ name }) {
     if (found[name] || this.asked === name) return;
@@ -78,6 +79,10 @@ class Later extends Component {
   componentDidMount() { this.ask(this.props); }
 
   componentDidUpdate() { this.ask(this.props); }
+
+  shouldComponentUpdate({ name, given = {} }) {
+    return name !== this.props.name || Object.keys(given).some((key) => given[key] !== this.props.given[key]);
+  }
 
   render({ name, given }, { missing }) {
     if (found[name]) return html`<${found[name]} ...${given} />`;

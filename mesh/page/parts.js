@@ -3,6 +3,7 @@
 import { html, Component, useEffect, useState } from "./vendor/preact-htm.js";
 import { answered } from "./calls.js";
 
+const ROWS_TOGETHER = 40;
 const KEPT_MS = 60_000; // browsers read what is saved a little later
 
 export const Badge = ({ state }) => html`<span class="badge is-${state}">${state}</span>`;
@@ -93,7 +94,27 @@ export function Loading({ instance: { phase, load_s: s, load_expected_s: expecte
     ${s.toFixed(1)} of about ${expected.toFixed(1)} s`;
 }
 
+// An element of which `make` makes the inside, but not anew while it is out of sight: its style has `content-visibility: auto`.
+export class InSight extends Component {
+  shouldComponentUpdate() {
+    return !this.skipped;
+  }
+
+  render({ tag, make, ...given }) {
+    const seen = ({ skipped }) => { this.skipped = skipped; if (!skipped) this.forceUpdate(); };
+    return html`<${tag} ...${given} oncontentvisibilityautostatechange=${seen}>${make()}<//>`;
+  }
+}
+
+// Lists of the values that have the same under this key.
+export function grouped(values, key) {
+  const found = new Map();
+  for (const value of Object.values(values)) found.set(value[key], [...(found.get(value[key]) ?? []), value]);
+  return found;
+}
+
 // columns: { name, title, cell(row), of(row) to sort by, number }. It scrolls in itself when narrow.
+// Rows of a long one are not drawn anew while they are out of sight.
 export function Table({ label, columns, rows, keyOf, sort = "", onSort = null }) {
   return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table>
     <thead><tr>${columns.map((column) => html`
@@ -101,8 +122,36 @@ export function Table({ label, columns, rows, keyOf, sort = "", onSort = null })
         ${onSort && column.of
           ? html`<button class="sort" onClick=${() => onSort(column)}>${column.title}${arrow(column, sort)}</button>`
           : column.title}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)}</tbody>
+    ${pieces(rows).map((some) => html`<${Rows} rows=${some} columns=${columns} keyOf=${keyOf} whole=${some === rows} />`)}
   </table></div>`;
+}
+
+function pieces(rows) {
+  if (rows.length <= ROWS_TOGETHER) return [rows];
+  return Array.from({ length: Math.ceil(rows.length / ROWS_TOGETHER) }, (_, n) => rows.slice(n * ROWS_TOGETHER, (n + 1) * ROWS_TOGETHER));
+}
+
+class Rows extends Component {
+  componentDidMount() {
+    if (this.props.whole) return;
+    this.observer = new IntersectionObserver((seen) => {
+      this.unseen = !seen.at(-1).isIntersecting;
+      if (!this.unseen) this.forceUpdate();
+    }, { rootMargin: "50%" });
+    this.observer.observe(this.base);
+  }
+
+  componentWillUnmount() {
+    this.observer?.disconnect();
+  }
+
+  shouldComponentUpdate({ rows, whole }) {
+    return whole || !this.unseen || rows.length !== this.props.rows.length;
+  }
+
+  render({ rows, columns, keyOf }) {
+    return html`<tbody>${rows.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)}</tbody>`;
+  }
 }
 
 class Row extends Component {

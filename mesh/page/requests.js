@@ -1,7 +1,7 @@
 // Requests: what is open, with a button to cancel; the last minutes as a timeline; one story whole.
 
 import { html, useEffect, useMemo, useState } from "./vendor/preact-htm.js";
-import { Badge, Fault, Notice, Saved, Table, Text } from "./parts.js";
+import { Badge, Fault, InSight, Notice, Saved, Table, Text } from "./parts.js";
 import { fetched, post } from "./calls.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
@@ -156,7 +156,7 @@ function timeline({ told, only, spanS }) {
       ${all.map(([place, bars]) => {
         const rows = stacked(bars, told.time_unix_s);
         const height = ROW_PX * (1 + Math.max(0, ...rows.map((bar) => bar.row)));
-        return html`<div class="lane"><p><${Text}>${place}<//></p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
+        const make = () => html`<p><${Text}>${place}<//></p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
           const [left, right] = [at(bar.begun_unix_s), at(bar.ended_unix_s ?? told.time_unix_s)];
           const name = bar.call ? `${bar.call.request_id}, ${bar.call.deployment}: ${bar.kind}` : `${bar.instance_id}: load${bar.tier && ` from ${bar.tier}`}`;
           const title = `${name}, ${seconds((bar.ended_unix_s ?? told.time_unix_s) - bar.begun_unix_s)}${bar.end ? `, ended by ${bar.end}` : ""}`;
@@ -165,7 +165,8 @@ function timeline({ told, only, spanS }) {
           return [bar.call
             ? html`<a class="span-${bar.kind} ${bar.end ? "ended" : ""}" style=${place} title=${title} aria-label=${title} href=${address("requests", bar.call.request_id)}>${KINDS[bar.kind]}</a>`
             : html`<span class="span-load" style=${place} title=${title}>${KINDS.load}</span>`, ...marks];
-        })}</div></div>`;
+        })}</div>`;
+        return html`<${InSight} key=${place} tag="div" class="lane" make=${make} />`;
       })}
     </div>`}`;
 }
@@ -190,7 +191,9 @@ export function OneRequest({ name, state }) {
 
 const [WIDE, HIGH, EDGE] = [800, 220, 64];
 
-function Tokens({ told }) {
+const Tokens = ({ told }) => useMemo(() => tokens(told), [told]);
+
+function tokens(told) {
   const most = Math.max(told.due_after_s.at(-1), ...told.tokens_after_s) || 1;
   const n = Math.max(told.tokens_after_s.length - 1, 1);
   const x = (index) => EDGE + ((WIDE - EDGE - 8) * index) / n;

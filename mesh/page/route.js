@@ -1,9 +1,14 @@
 // A view is an address: #/deployments/NAME?sort=queued. It can be sent, reloaded and gone back from.
 
+let known = {};
+
+// The same object until the address changes.
 export function route() {
-  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const { hash } = location;
+  if (hash === known.hash) return known;
+  const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
   const [view = "", name = ""] = path.split("/").map(decoded);
-  return { view: view || "cell", name, asked: new URLSearchParams(query) };
+  return known = { hash, view: view || "cell", name, asked: new URLSearchParams(query) };
 }
 
 export function address(view, name = "", asked = {}) {

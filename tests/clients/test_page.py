@@ -1029,6 +1029,27 @@ def test_a_viewer_that_was_dropped_is_told_so_until_it_goes_on(page: Any, cell: 
         assert page.get_by_text("Shown anew").count() == 0, "it went on where it was"
 
 
+def test_what_changes_out_of_sight_is_shown_when_it_is_scrolled_to(page: Any, cell: Cell) -> None:
+    whole = requests.get(f"{cell.url}api/v1/cell", timeout=20).json()
+    chat, (node,), count = whole["deployments"]["chat"], whole["nodes"].values(), 100
+    whole["deployments"] = {f"chat-{n:02}": chat for n in range(count)}
+    whole["nodes"] = {f"n{n:02}": {**node, "node_id": f"n{n:02}"} for n in range(count)}
+    last = {"deployments": {"chat-99": {"served": 7777}}, "nodes": {"n99": {"hardware": "other"}}}
+    events = (("cell", whole), ("change", {"patch": last, "samples": []}))
+    body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+    told = {"body": body, "content_type": "text/event-stream"}
+    show(page, "#/deployments")
+    page.wait_for_timeout(1_000)
+    page.route("**/api/v1/events", lambda route: route.fulfill(**told))
+    page.reload()
+    page.get_by_text(f"{count} of {count}").wait_for()
+    page.get_by_role("link", name="chat-99", exact=True).scroll_into_view_if_needed()
+    page.get_by_role("cell", name="7,777").wait_for()
+    show(page, "#/cell")
+    page.locator("#node-n99").scroll_into_view_if_needed()
+    page.locator("#node-n99").get_by_text("other").wait_for()
+
+
 def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
     show(page, "#/deployments?sort=-served&filter=chat")
     page.get_by_role("columnheader", name="served").wait_for()
