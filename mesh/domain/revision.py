@@ -70,7 +70,8 @@ def named(spec: DeploymentSpec, name: DeploymentName) -> DeploymentSpec:
 
 def public(spec: DeploymentSpec) -> DeploymentSpec:
     """The spec as its manifest gives it."""
-    return named(spec, public_name(spec.name))
+    name = public_name(spec.name)
+    return spec if name == spec.name else named(spec, name)
 
 
 def needs_no_instance(old: DeploymentSpec, new: DeploymentSpec) -> bool:

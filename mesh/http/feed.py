@@ -285,6 +285,7 @@ class Feed:
             audience.state, audience.samples = state, picture.samples
             if block:
                 audience.tell(block)
+            await asyncio.sleep(0)  # the picture goes in another turn than the state before
 
     async def _follow(self) -> None:
         """Tell lines as they come. The log may have no place for one more, or drop a slow one."""

@@ -25,7 +25,7 @@ from mesh.http.sessions import check_origin
 from mesh.manifest.specs import written
 from mesh.report.cell_page import page
 from mesh.report.cell_report import CellReport
-from mesh.report.plain import Plain, json_pieces, plain
+from mesh.report.plain import Plain, json_pieces, plain, plain_json
 from mesh.runtime.turns import in_turns
 from mesh.wire.access import caller
 from mesh.wire.work_threads import WorkThreads
@@ -90,7 +90,8 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
 
     async def profiles(request: Request) -> Response:
         name = DeploymentName(request.path_params["model"])
-        return json_response(plain(reads().profiles(caller(), name)))
+        told = plain_json(reads().profiles(caller(), name))
+        return Response(told, media_type="application/json")
 
     async def wanted(request: Request) -> Response:
         return json_response(reads().wanted())
