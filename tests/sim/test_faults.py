@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.actions import DeliverTokens, SendCommand
+from mesh.domain.actions import DeliverTokens, SendCommand, WantInstances
 from mesh.domain.errors import InvalidInput
 from mesh.domain.events import InvokeRequested, NodeReported
 from mesh.domain.ids import NodeId
@@ -152,8 +152,20 @@ def test_weights_swap_and_kv_blocks_move_whatever_fails() -> None:
 
 @pytest.mark.timeout(3600)
 def test_one_that_stands_by_follows_and_each_node_obeys_the_later_whatever_fails() -> None:
-    runs = run_each_seed(beginning(STANDBY), Journalled())
+    plans = Plans()
+    runs = run_each_seed(beginning(STANDBY), plans)
     assert all(run.cell.store.starts > 1 for run in runs)
+    assert plans.changes > len(runs)
+
+
+class Plans:
+    """How often another number of instances was wanted."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        self.changes += sum(isinstance(action, WantInstances) for action in actions)
 
 
 class Swaps:
