@@ -13,7 +13,7 @@ batches of 1, 8 and 16, where a counter can be read; else `joules_reason` says w
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -27,9 +27,8 @@ from bench.weights import model_of_zeros
 from mesh.compute.operators import OperatorSurvey
 from mesh.compute.scaling import Target, best_profile, scaled
 from mesh.compute.survey import undisturbed_s
-from mesh.compute.tables import table
 from mesh.domain.ids import ModelId
-from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes, Profile
+from mesh.domain.profile import REST, IterationShape, OperatorTimes, Profile
 from mesh.domain.reasons import DeviceKind
 from mesh_loader.store import StoredModel
 from mesh_nodes.energy import energy_counter
@@ -146,7 +145,7 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
         survey.note(counted.elapsed_s, counted.operators)
     between = [s for s in BETWEEN if s.prefill_tokens <= chunk_tokens]
     taken = _taken(name, engine, [*shapes, *between])
-    prefill, decode = _grids({shape: taken[shape] for shape in shapes})
+    prefill, decode = survey.grids(taken.__getitem__)
     footprint, inner = model.footprint, read_architecture(stored.path).intermediate_size
     profile = Profile(
         model_id=ModelId(name),
@@ -223,30 +222,6 @@ def _cost(engine: OpenVinoEngine, shape: IterationShape) -> float:
         times_s = [call() for call in order][:: 1 if number % 2 else -1]
         ratios.append(times_s[1] / times_s[0])
     return median(ratios) - 1.0
-
-
-def _grids(taken: Mapping[IterationShape, float]) -> tuple[Grid, Grid]:
-    """The grids of prefill and decode."""
-
-    def grid(cells: Iterable[tuple[int, int, float]]) -> Grid:
-        found = {(row, column): seconds for row, column, seconds in cells}
-        rows, columns = (sorted({at[axis] for at in found}) for axis in (0, 1))
-        made = table(rows, columns, [[found.get((r, c)) for c in columns] for r in rows])
-        assert made is not None
-        return made
-
-    return (
-        grid(
-            (shape.prefill_tokens, shape.prefill_past_tokens, seconds)
-            for shape, seconds in taken.items()
-            if shape.prefill_tokens
-        ),
-        grid(
-            (shape.decode_batch, shape.decode_context_tokens, seconds)
-            for shape, seconds in taken.items()
-            if shape.decode_batch
-        ),
-    )
 
 
 def estimate(known: Profile, other: Profile, *, operators: bool) -> Profile:

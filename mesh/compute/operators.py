@@ -129,14 +129,21 @@ class OperatorSurvey:
         """The share of the shapes that are done, 0 to 1."""
         return sum(not point.wanted for point in self._order) / len(self._order)
 
-    def grids(self) -> tuple[Grid, Grid]:
-        """Prefill and decode as the counted iterations took, for cores that no profile is of.
-        EngineError when either was not counted.
+    def grids(self, taken_s: Callable[[IterationShape], float] | None = None) -> tuple[Grid, Grid]:
+        """Prefill and decode as the counted iterations took, for cores that no profile is of, or as
+        `taken_s` says of their sizes. EngineError when either was not counted.
         """
+
+        def seconds(of: _Point) -> float:
+            return of.elapsed_s() if taken_s is None else taken_s(of.shape)
+
+        return self._grids(seconds)
+
+    def _grids(self, seconds: Callable[[_Point], float]) -> tuple[Grid, Grid]:
         axes = self._axes
         return (
-            _grid(axes.prefill_rows, axes.prefill_columns, self._prefill, _Point.elapsed_s),
-            _grid(axes.decode_rows, axes.decode_columns, self._decode, _Point.elapsed_s),
+            _grid(axes.prefill_rows, axes.prefill_columns, self._prefill, seconds),
+            _grid(axes.decode_rows, axes.decode_columns, self._decode, seconds),
         )
 
     def operators(self, prefill: Grid, decode: Grid) -> tuple[OperatorTimes, ...]:
@@ -144,7 +151,7 @@ class OperatorSurvey:
         makes of whole iterations, of which these are the profile's grids. EngineError when prefill,
         or decode, was not counted.
         """
-        axes, found = self._axes, []
+        found = []
 
         def whole_s(of: _Point) -> float:
             s = of.shape
@@ -157,8 +164,7 @@ class OperatorSurvey:
             def taken_s(of: _Point, name: str = name) -> float:
                 return max(of.share(name) * whole_s(of), LEAST_S)
 
-            rows = _grid(axes.prefill_rows, axes.prefill_columns, self._prefill, taken_s)
-            batches = _grid(axes.decode_rows, axes.decode_columns, self._decode, taken_s)
+            rows, batches = self._grids(taken_s)
             if max(rows.seconds[-1][-1], batches.seconds[-1][-1]) > LEAST_S:
                 found.append(OperatorTimes(name=name, prefill=rows, decode=batches))
         return tuple(found)
