@@ -255,10 +255,11 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
 
 def _lanes_s(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> float:
     """Mean seconds in which requests wait for a lane of the few devices that have their next
-    operator: those that come from elsewhere, what is on all devices being computed where the data
-    is. Other operators hold all lanes there with the probability of Erlang C. Each of them has its
+    operator: those that come from elsewhere, as if what is on all devices were computed where the
+    data is. Other operators hold all lanes there with the probability of Erlang C. Each of them has its
     mean residual life E[S²] / 2E[S] left, as in the formula of Pollaczek and Khinchine, and the
-    first of `n` ends after 2 / (n + 1) of that, as if they were evenly spread.
+    first of `n` ends after 2 / (n + 1) of that, as if they were evenly spread. Embedding and head
+    hold lanes for a short time only: what they have left is not counted.
     """
     devices, rate = devices_of(placement), slower.demand.rate_per_s
     layers = [
@@ -267,8 +268,8 @@ def _lanes_s(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
         if each.roles[0] not in OUTSIDE_LAYERS
     ]
     held = sum(piece.load for piece in pieces_of(slower, plan)) * slower.stretched / devices
-    left_s = sum(each[0] ** 2 for each in layers) / sum(each[0] for each in layers) / 2
-    left_s *= 1 + slower.variation
+    left_s = sum(per_s * taken_s**2 for taken_s, per_s, _ in layers) / 2
+    left_s *= (1 + slower.variation) / sum(per_s * taken_s for taken_s, per_s, _ in layers)
     some = [each for each in layers if len(each[-1]) < devices]
     total_s = 0.0
     for (*_, before), (taken_s, per_s, there) in zip(some[-1:] + some[:-1], some, strict=True):

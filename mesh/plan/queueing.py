@@ -95,9 +95,9 @@ def present(
     rate_per_s: float, done: Callable[[int], float], number_max: int
 ) -> tuple[list[float], float]:
     """The shares of the time in which 0, 1, … requests are there, of whom `done(n)` end in a second
-    with n there (a chain of births and deaths), and how much less each further one has. They end
-    with `number_max`, from which on no more end, or where hardly more are ever there. Empty where
-    more come than end.
+    with n there (a chain of births and deaths), and the ratio of the last share to the one before:
+    beyond `number_max`, from which on no more end, they go on as a geometric series. `done` must
+    not fall. Ends early where a share is below 1e-12. Empty where more come than end.
     """
     weights, total, used = [1.0], 1.0, 0.0
     for number in range(1, number_max + 1):
