@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -260,8 +261,11 @@ def compare(key: str, bares: list[Answer], cells: list[Answer]) -> tuple[float, 
 def standby_cell(*, threads: int, join_ms: float) -> Iterator[LocalCell]:
     """A cell whose registry is in PostgreSQL, and a controller that stands by. Raises MeshError."""
     found = binaries()
-    if found is None:
-        raise Unavailable("no PostgreSQL here", hint="apt-get install postgresql")
+    if found is None or find_spec("asyncpg") is None:
+        raise Unavailable(
+            "no PostgreSQL here, or no driver of it",
+            hint="apt-get install postgresql; pip install 'mesh-serve[cluster]'",
+        )
     with ExitStack() as opened:
         home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         server = PostgresServer(found)

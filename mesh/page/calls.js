@@ -3,6 +3,11 @@
 
 import { headers } from "./session.js";
 
+// Between the windows of this cell: others may be on the same host.
+export function channel(name) {
+  return new BroadcastChannel(`mesh ${name} ${new URL(".", location).pathname}`);
+}
+
 export async function answered(path, how) {
   let answer;
   try {

@@ -1,7 +1,7 @@
 // The cell as the controller tells it: the whole state once, then merge patches (RFC 7396), samples
 // and lines. Values are never changed in place, so that what is the same object has not changed.
 
-import { answered, events } from "./calls.js";
+import { answered, channel, events } from "./calls.js";
 import { session } from "./session.js";
 
 const LINES_MAX = 2000;
@@ -34,7 +34,7 @@ let follows = false; // whether the other windows were told that this one follow
 let left = false; // whether the events ended because this window was hidden, or had to make room
 const me = Math.random();
 const newer = new Set(); // the windows that began to follow after this one
-const windows = new BroadcastChannel("mesh");
+const windows = channel("events");
 const tell = (now) => {
   if (now || follows) windows.postMessage({ of: me, follows: now });
   follows = now;
@@ -155,7 +155,7 @@ async function ask(signal) {
 function take(name, told) {
   live.heardMs = performance.now();
   live.ended = name === "end" ? `Nothing more was told: ${told.why}` : "";
-  TAKES[name](told);
+  TAKES[name]?.(told); // a controller of another version may tell more
   draw();
 }
 

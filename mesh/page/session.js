@@ -2,14 +2,18 @@
 // what changes something carries the session's token.
 
 import { html, useState } from "./vendor/preact-htm.js";
-import { post } from "./calls.js";
+import { channel, post } from "./calls.js";
 import { Fault } from "./parts.js";
 import { clocks } from "./words.js";
 
 const PATH = "api/v1/session";
 // All windows have the cookie of who signed in last: what others show is of somebody else, or their token is old.
-const windows = new BroadcastChannel("mesh session");
-windows.onmessage = () => location.reload();
+const windows = channel("session");
+windows.onmessage = ({ data }) => {
+  const same = data && data.role === session.role && data.tenant === session.tenant;
+  if (same) Object.assign(session, data);
+  else location.reload();
+};
 
 export const session = { wants_keys: false, role: null, tenant: null, csrf: "", journal: false };
 
@@ -25,7 +29,7 @@ export const headers = () => ({
 
 export async function signOut() {
   await fetch(PATH, { method: "DELETE", headers: headers() });
-  windows.postMessage("signed out");
+  windows.postMessage(null);
   location.reload();
 }
 
@@ -35,7 +39,7 @@ export function SignIn({ onDone }) {
     event.preventDefault();
     const told = await post(PATH, { key: new FormData(event.target).get("key").trim() });
     if (told.error) return setError(told.error);
-    windows.postMessage("signed in");
+    windows.postMessage(told);
     Object.assign(session, told);
     onDone();
   };
