@@ -2,7 +2,7 @@
 // what changes something carries the session's token.
 
 import { html, useState } from "./vendor/preact-htm.js";
-import { channel, post } from "./calls.js";
+import { channel, fetched, post } from "./calls.js";
 import { Fault } from "./parts.js";
 import { clocks } from "./words.js";
 
@@ -19,6 +19,8 @@ export const session = { wants_keys: false, role: null, tenant: null, csrf: "", 
 
 export async function whose() {
   Object.assign(session, await early.session);
+  // Somebody may have signed in elsewhere before this window listened.
+  if (session.wants_keys && !session.role) Object.assign(session, await fetched(PATH));
   if (session.journal) clocks.options = { timeZone: "UTC" };
 }
 

@@ -256,8 +256,8 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
 def _lanes_s(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> float:
     """Mean seconds in which requests wait for a lane of the few devices that have their next
     operator: those that come from elsewhere, as if what is on all devices were computed where the
-    data is. Other operators hold all lanes there with the probability of Erlang C. Each of them has its
-    mean residual life E[S²] / 2E[S] left, as in the formula of Pollaczek and Khinchine, and the
+    data is. Other operators hold all lanes there with the probability of Erlang C. Each of them has
+    its mean residual life E[S²] / 2E[S] left, as in the formula of Pollaczek and Khinchine, and the
     first of `n` ends after 2 / (n + 1) of that, as if they were evenly spread. Embedding and head
     hold lanes for a short time only: what they have left is not counted.
     """
