@@ -99,11 +99,12 @@ $(VENV)/.installed-dev: pyproject.toml | .venv-uv/indexes
 	echo "setting up .venv-clients-npm …" >&2
 	mkdir -p .venv-clients-npm
 	cp $^ .venv-clients-npm/
+	rm -f $@
 	npm ci --prefix .venv-clients-npm --ignore-scripts --no-audit --no-fund --loglevel error >&2
 	touch $@
 
-# The files of the tests that have environments of their own: hundreds of packages, some of hundreds of megabytes.
-environments: $(addsuffix /.installed,.venv-vllm .venv-cluster .venv-ray $(CLIENTS:test-client-%=.venv-clients-%) $(addprefix .venv-clients-,page kserve npm triton)) ## set up what `make test` does without
+# Hundreds of packages, some of hundreds of megabytes.
+environments: $(addsuffix /.installed,.venv-vllm .venv-cluster .venv-ray $(CLIENTS:test-client-%=.venv-clients-%) $(addprefix .venv-clients-,page kserve npm triton)) ## install the environments of the test targets other than `make test`
 
 # $1 runs the tests. Where it fails by at most five of them, these are run once more, one at a time and with $2: on a
 # machine that others use, a process may miss any bound. A cache of its own names the failures of this run alone.
