@@ -17,6 +17,7 @@ STARTS_MAX = 3
 SETTINGS = {
     "RAY_raylet_start_wait_time_s": "40",
     "RAY_enable_metrics_collection": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "a-token-of-32-characters-or-more-0",

@@ -35,6 +35,7 @@ from tests.ray.provider import HEAD, configuration
 from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import as_long_s, until
 
+pytestmark = pytest.mark.timeout(900)
 logger = logging.getLogger(__name__)
 MACHINES = ("m1", "m2", "m3")
 NODES = {f"{machine}-cpu0" for machine in MACHINES}
@@ -129,13 +130,17 @@ def node_options(cell: LiveCell) -> tuple[str, ...]:
     return ("--join", cell.address, "--memory", ROOM_FOR_ONE, "--grace-s", "10", *SETTLED)
 
 
-def up(machines: RayMachines, cell: LiveCell, *how: str) -> None:
+def fleet(machines: RayMachines, *words: str) -> None:
     """Have the fleet be so. It is asked again where Ray was too busy to start its actor in time."""
     for _ in range(3):
-        done = machines.mesh("up", *how, *node_options(cell))
+        done = machines.mesh(*words)
         if "has not answered" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
+
+
+def up(machines: RayMachines, cell: LiveCell, *how: str) -> None:
+    fleet(machines, "up", *how, *node_options(cell))
 
 
 def tiny(name: str, source: Path, *, replicas: int) -> DeploymentSpec:
@@ -162,7 +167,7 @@ def test_as_many_agents_as_asked_join_the_cell(machines: RayMachines, cell: Live
     began_s = time.monotonic()
     up(machines, cell, "--nodes", "2")
     eventually(lambda: count(cell, machines, 2), bound(JOIN_S), began_s)
-    assert machines.mesh("scale", "3").returncode == 0
+    fleet(machines, "scale", "3")
     eventually(lambda: settled(cell, machines, NODES))
 
 
@@ -210,9 +215,9 @@ def test_a_machine_that_cannot_be_used_is_told_and_the_others_are_used(
     machines.start_machine("m4", MESH_HOME="~nobody-of-this-name/mesh")
     try:
         eventually(lambda: "m4 is not used" in seen(machines)["problem"])
-        assert machines.mesh("scale", "2").returncode == 0
+        fleet(machines, "scale", "2")
         eventually(lambda: count(cell, machines, 2))
-        assert machines.mesh("scale", "3").returncode == 0
+        fleet(machines, "scale", "3")
         eventually(lambda: settled(cell, machines, NODES))
     finally:
         machines.lose("m4")
@@ -277,7 +282,7 @@ def said(machines: RayMachines, code: int, text: str, *words: str, **environ: st
 def test_a_fleet_that_goes_down_drains_its_agents(
     machines: RayMachines, cell: LiveCell, agents: dict[str, int]
 ) -> None:
-    assert machines.mesh("down").returncode == 0
+    fleet(machines, "down")
     assert machines.agents() == {}
     eventually(lambda: not joined(cell))
 
@@ -290,7 +295,7 @@ def test_agents_whose_options_are_wrong_say_so(machines: RayMachines, cell: Live
         assert done.returncode == 0 or "no size" in done.stderr
         eventually(lambda: any("no size" in a["failure"] for a in seen(machines)["agents"]))
     finally:
-        assert machines.mesh("down").returncode == 0
+        fleet(machines, "down")
 
 
 def test_rays_machines_follow_what_the_controller_wants(
