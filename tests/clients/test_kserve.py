@@ -6,13 +6,15 @@ import pytest
 
 from tests.clients.conftest import ROOT, Served, run
 
-PYTHON = ROOT / ".venv-clients-kserve" / "bin" / "python"
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make test-clients has it")
+FOLDER = ROOT / ".venv-clients-kserve"
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / ".installed").exists(), reason="make test-clients has it"
+)
 
 
 async def test_what_it_calls(served: Served) -> None:
     calls = Path(__file__).with_name("kserve_calls.py")
-    found = await run([str(PYTHON), str(calls), served.cell.address])
+    found = await run([str(FOLDER / "bin" / "python"), str(calls), served.cell.address])
     assert found["server"] == [True, True]
     assert found["models"] == [True, False]
     for kind in ("typed", "raw"):

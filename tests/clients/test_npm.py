@@ -17,7 +17,7 @@ from tests.http.test_docs import members
 
 FOLDER = ROOT / ".venv-clients-npm"
 pytestmark = pytest.mark.skipif(
-    not (FOLDER / "node_modules").exists() or shutil.which("node") is None,
+    not (FOLDER / ".installed").exists() or shutil.which("node") is None,
     reason="make test-clients has it, where there are node and npm",
 )
 BUF = str(FOLDER / "node_modules" / ".bin" / "buf")

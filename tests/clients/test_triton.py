@@ -8,8 +8,11 @@ import pytest
 
 from tests.clients.conftest import KSERVE_DOC, ROOT, Served, run, run_text
 
-PYTHON = ROOT / ".venv-clients-triton" / "bin" / "python"
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make test-clients has it")
+FOLDER = ROOT / ".venv-clients-triton"
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / ".installed").exists(), reason="make test-clients has it"
+)
+PYTHON = FOLDER / "bin" / "python"
 CALLS = Path(__file__).with_name("triton_calls.py")
 WHOLE = {"id": "7", "text": "aaaa", "final": True}
 
