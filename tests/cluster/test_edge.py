@@ -42,7 +42,7 @@ NAME = DeploymentName("chat")
 ASKED = Invocation(deployment=NAME, prompt=TextPrompt(text="go on"))
 NEW_CALLS = 50
 PATIENT = Slo(ttft_s=WAIT_S_MAX, tpot_s=2.0)
-"""What answers by steps of 0.2 s keep, and calls beside them."""
+"""An SLO that answers in steps of 0.2 s keep, and calls beside them, too."""
 pytestmark = [
     pytest.mark.skipif(ENVOY is None, reason="no Envoy here: `make test-cluster` has one"),
     pytest.mark.timeout(240),
@@ -277,8 +277,11 @@ def test_answers_go_on_behind_it_when_the_leader_is_killed(
         edge.close()
 
 
-def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(tmp_path: Path) -> None:
-    """They take longer than Envoy lets any by itself, which is 15 s."""
+def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers take longer than Envoy's default limit of 15 s, and no client resumes one."""
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", -1.0)
     edge = Edge(tmp_path, 1, step_s=0.2, fronts=2)
     try:
         edge.deploy(edge.grpc, slo=PATIENT)
@@ -286,9 +289,9 @@ def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(tmp_path: P
             # A front that has not seen it yet knows no such model.
             edge.until(lambda: all(map(serves, edge.front_addresses)))
             began_s = time.monotonic()
-            asked = {"max_tokens": 85, "ignore_eos": True}
+            asked = {"max_tokens": 150, "ignore_eos": True}
             streams = [threads.submit(edge.complete, **asked) for _ in range(4)]
-            answers = [invoked(client, NAME, "slowly", max_tokens=85) for _ in range(4)]
+            answers = [invoked(client, NAME, "slowly", max_tokens=150) for _ in range(4)]
             edge.until(lambda: sum(map(asked_of, edge.front_addresses)) == 8)
             drained = max(range(2), key=lambda n: asked_of(edge.front_addresses[n]))
             edge.fronts[drained].terminate()
@@ -301,7 +304,7 @@ def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(tmp_path: P
                 assert '"finish_reason":"length"' in stream.result()
                 assert stream.result().endswith("data: [DONE]\n\n")
             for answer in answers:
-                answer.finished()
+                assert answer.finished().output_tokens == 150
             assert time.monotonic() - began_s > 16.0
         assert edge.fronts[drained].wait(WAIT_S_MAX) == 0
     finally:
