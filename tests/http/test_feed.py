@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import select
 import socket
 import threading
 import time
@@ -32,6 +33,7 @@ from mesh.http.refusals import encoded
 from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
 from mesh.report import plain
+from mesh.report.cell_report import CellReport
 from mesh.report.cell_state import CellPicture, cell_state, change
 from mesh.report.plain import json_pieces, plain_fields, plain_json
 from mesh.runtime import turns
@@ -42,6 +44,7 @@ from tests.cli.views import CHAT_SMALL, NODE, STATUS
 from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
 from tests.support.scripted_engine import FOOTPRINT
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.own_cell
 ADMIN = Caller()
@@ -594,13 +597,22 @@ async def test_what_a_client_that_has_left_asked_for_is_not_made(
     http: Edge, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(readings, "page", lambda _: str(may_end.wait(WAIT_S_MAX)))
+    pages: list[CellReport] = []
+
+    def page(told: CellReport) -> str:
+        pages.append(told)
+        return str(may_end.wait(WAIT_S_MAX))
+
+    monkeypatch.setattr(readings, "page", page)
     run = [raw(http, b"GET /api/v1/report.html", b"") for _ in range(WORK_THREADS)]
-    await asyncio.sleep(0.1)
+    await asyncio.to_thread(until, lambda: len(pages) == WORK_THREADS)
     asked = b"GET /api/v1/" + path.encode()
-    for client in [raw(http, asked, b"") for _ in range(WORKS_MAX - WORK_THREADS)]:
-        await asyncio.sleep(0.02)
+    left = [raw(http, asked, b"") for _ in range(WORKS_MAX - WORK_THREADS + 1)]
+    (beyond,), _, _ = await asyncio.to_thread(select.select, left, [], [], WAIT_S_MAX)
+    assert beyond.recv(1 << 16).startswith(b"HTTP/1.1 429"), "the others have places"
+    for client in left:
         client.close()
+    await asyncio.sleep(0.1)
     answered = asyncio.create_task(http.get("/api/v1/manifest"))
     await asyncio.sleep(0.1)
     may_end.set()
@@ -608,6 +620,7 @@ async def test_what_a_client_that_has_left_asked_for_is_not_made(
     for client in run:
         assert (await asyncio.to_thread(client.recv, 1 << 16)).startswith(b"HTTP/1.1 200")
         client.close()
+    assert len(pages) == WORK_THREADS
 
 
 async def test_requests_are_shown_told_whole_and_cancelled(http: Edge) -> None:
