@@ -28,9 +28,9 @@ OutputParserException = pytest.importorskip("langchain_core.exceptions").OutputP
 TEMPLATE = Path(__file__).with_name("hermes.jinja")
 DEPLOYMENTS = ("chat", "chat-too")
 TOKENS, TOKENS_WHOLE = 48, 256
-"""So many at most of an answer that may be cut anywhere, and of one that must be whole."""
-WHOLE = ("test_bind_runnables", "test_structured_output", "test_tool_c")
-"""How the names of those cases begin whose answers follow a grammar to its end."""
+"""The most tokens of an answer: of one that may be cut anywhere, and of one that must be whole."""
+WHOLE = ("test_bind_runnables", "test_structured_output", "test_tool_c", "test_unicode")
+"""Cases whose answers follow a grammar to its end, by the beginning of their names."""
 BEYOND_IT = {
     "test_agent_loop": "the demo model calls no tool of its own accord",
     "test_json_mode": "the demo model does not choose the keys that it is told in words",
@@ -59,8 +59,7 @@ def wit(request: pytest.FixtureRequest) -> None:
     """How much a case may cost, and whether it may fail."""
     case = request.node.originalname
     reason = request.cls.beyond.get(case)
-    whole = reason is None and case.startswith(WHOLE)
-    request.cls.tokens_max = TOKENS_WHOLE if whole else TOKENS
+    request.cls.tokens_max = TOKENS_WHOLE if case.startswith(WHOLE) else TOKENS
     if reason is not None:
         raises = (AssertionError, OutputParserException)
         request.applymarker(pytest.mark.xfail(reason=reason, raises=raises, strict=False))
