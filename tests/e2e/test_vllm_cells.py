@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import requests
 
 from mesh.domain.errors import UnsupportedModel
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Task
 from mesh.domain.reasons import FinishReason
@@ -41,7 +42,7 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "vllm", seed=1, head_size=32)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Serving:
     """A cell with HTTP, and its node."""
 
@@ -53,24 +54,35 @@ class Serving:
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory, store_home: Path) -> Iterator[Serving]:
     """A node for several tests, since it imports vLLM."""
-    cell, http = LiveCell(tmp_path_factory.mktemp("cell"), store_home), f"127.0.0.1:{free_port()}"
-    cell.start_controller("--http", http)
-    yield Serving(cell, cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX), http)
-    cell.close()
+    http = f"127.0.0.1:{free_port()}"
+    with closing(LiveCell(tmp_path_factory.mktemp("cell"), store_home)) as cell:
+        cell.start_controller("--http", http)
+        yield Serving(cell, cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX), http)
 
 
 @pytest.fixture
 def serving(joined: Serving) -> Iterator[Serving]:
-    """Without deployments and engine processes."""
+    """The module's cell, with a new node where the test before has ended the node. After the test
+    its deployments are deleted and its engine processes have ended.
+    """
+    cell = joined.cell
+    if joined.node.popen.poll() is not None:
+        joined.node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+        cell.wait_for(
+            "the node to be back",
+            lambda: any(node.state is NodeState.READY for node in cell.client.nodes()),
+            JOIN_S_MAX,
+        )
     yield joined
-    for deployment in joined.cell.client.list():
-        joined.cell.client.delete(deployment.spec.name)
-    joined.cell.wait_for("the node to be empty", lambda: not engine_processes(joined.node))
+    for deployment in cell.client.list():
+        cell.client.delete(deployment.spec.name)
+    assert joined.node.popen.poll() is None, cell.logs()
+    cell.wait_for("the node to be empty", lambda: not engine_processes(joined.node))
 
 
 def engine_processes(node: Process) -> list[int]:
-    (forkserver,) = psutil.Process(node.popen.pid).children()
-    return [child.pid for child in forkserver.children()]
+    forkservers = psutil.Process(node.popen.pid).children()
+    return [child.pid for forkserver in forkservers for child in forkserver.children()]
 
 
 def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
