@@ -43,8 +43,8 @@ class Served:
     node: FakeNode
     url: str
 
-    async def amid(self, asking: Awaitable[Any]) -> Any:
-        """The stream that is asked for, once it has a token and is to have more."""
+    async def begun(self, asking: Awaitable[Any]) -> Any:
+        """Opens a stream and returns it after its first token; more are to come."""
         self.node.held = True
         opening = asyncio.ensure_future(asking)
         order = (await self.node.told(SubmitRequest)).order

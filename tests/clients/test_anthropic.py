@@ -140,14 +140,14 @@ async def test_errors_are_of_its_classes(served: Served, async_client: Any) -> N
 
 
 async def test_a_failure_amid_a_stream_is_raised(served: Served, async_client: Any) -> None:
-    stream = await served.amid(async_client.messages.create(**ASKED, stream=True))
+    stream = await served.begun(async_client.messages.create(**ASKED, stream=True))
     served.cell.stop.set()
     with pytest.raises(anthropic.APIStatusError, match="stopping"):
         _ = [event async for event in stream]
 
 
 async def test_closing_a_stream_frees_the_place(served: Served, async_client: Any) -> None:
-    stream = await served.amid(async_client.messages.create(**ASKED, stream=True))
+    stream = await served.begun(async_client.messages.create(**ASKED, stream=True))
     await stream.close()
     await served.node.told(AbortRequest)
     await served.cell.idle()

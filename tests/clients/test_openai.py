@@ -133,7 +133,7 @@ async def test_it_retries_when_it_is_told_when(served: Served) -> None:
 
 async def test_a_failure_amid_a_stream_is_raised(served: Served, async_client: Any) -> None:
     create = async_client.completions.create
-    stream = await served.amid(create(model="chat", prompt="x", stream=True))
+    stream = await served.begun(create(model="chat", prompt="x", stream=True))
     served.cell.stop.set()
     with pytest.raises(openai.APIError, match="stopping"):
         _ = [chunk async for chunk in stream]
@@ -141,7 +141,7 @@ async def test_a_failure_amid_a_stream_is_raised(served: Served, async_client: A
 
 async def test_closing_a_stream_frees_the_place(served: Served, async_client: Any) -> None:
     create = async_client.completions.create
-    stream = await served.amid(create(model="chat", prompt="x", stream=True))
+    stream = await served.begun(create(model="chat", prompt="x", stream=True))
     await stream.close()
     await served.node.told(AbortRequest)
     await served.cell.idle()

@@ -163,7 +163,7 @@ async def test_errors_are_of_its_classes(served: Served, client: Any) -> None:
 
 
 async def test_a_failure_amid_a_stream_fails_the_response(served: Served, client: Any) -> None:
-    stream = await served.amid(client.responses.create(**ASKED, stream=True))
+    stream = await served.begun(client.responses.create(**ASKED, stream=True))
     served.cell.stop.set()
     events = [event async for event in stream]
     strict(events[-1])

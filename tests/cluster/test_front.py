@@ -60,8 +60,8 @@ CELLS = [CellName("a"), CellName("b"), CellName("c")]
 TWICE = replace(SPEC, cells=2)
 FIRST, SECOND, THIRD = ranked(SPEC.name, CELLS)
 DEPLOYMENTS, PAUSE_S = (64, 4.0) if DEEP else (8, 0.0)
-"""Those under load while a cell is killed, and how long a caller rests after an answer: two cores
-serve some 20 calls a second.
+"""Deployments under load while a cell is killed, and seconds that a caller waits after an answer:
+two cores serve some 20 calls a second.
 """
 
 

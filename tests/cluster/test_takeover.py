@@ -40,7 +40,7 @@ tokens a second.
 """
 NAME = DeploymentName("chat")
 SLO = Slo(ttft_s=10.0, tpot_s=1.0)
-"""A prompt beside decodes is expected to take two steps, on cores that others compute on."""
+"""Patient, since a prompt beside decodes takes two steps, on cores that others use."""
 SILENCE_S_MAX = {"kill": 2.0}
 """From one token of an answer to the next over the loss of its controller, by how that is lost."""
 OTHERS_S_MAX = 3.0

@@ -34,8 +34,8 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Liv
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def shared(serving: LiveCell) -> AsyncIterator[LiveCell]:
-    """Without nodes and deployments. Processes that tokenise are started once for all tests, and
-    what it has learned and counted stays.
+    """The module's cell. After the test its nodes and deployments are gone. Processes that tokenise
+    are started once for all tests, and what it has learned and counted stays.
     """
     yield serving
     await serving.emptied()

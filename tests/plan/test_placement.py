@@ -33,7 +33,7 @@ def made(drawn: list[tuple[float, int, int]]) -> list[Piece]:
 
 
 def packed(pieces: list[Piece], load: float, memory_bytes: int) -> Placement:
-    """On the fewest devices with which any placement is found."""
+    """The placement on the fewest devices with which any is found."""
     tried = (place_conserving(pieces, load, memory_bytes, n) for n in range(1, len(pieces) + 1))
     return next(placement for placement in tried if placement is not None)
 

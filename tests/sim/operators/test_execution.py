@@ -38,7 +38,9 @@ def ran(
     visits: int | None = None,
     warm: int = 0,
 ) -> Executed:
-    """Without a placement, the first replica of each operator is on the first device, and so on."""
+    """Executes the plan for these requests. Without a placement, the first replica of each operator
+    is on the first device, and so on.
+    """
     if isinstance(plan, Placed):
         at, lanes, plan = plan.placement, plan.lanes, plan.plan
     at = everywhere(plan) if at is None else at
