@@ -212,9 +212,9 @@ def watched(
     page.set_default_timeout(WAIT_MS_MAX)
     said: list[str] = []
     asked: list[str] = []
-    page.on("console", lambda told: None if is_fine(told, refused) else said.append(told.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
+    context.on("console", lambda told: None if is_fine(told, refused) else said.append(told.text))
+    context.on("weberror", lambda told: said.append(str(told.error)))
+    context.on("request", lambda request: asked.append(request.url))
     page.goto(url)
     page.get_by_role("heading", name=heading).wait_for()
     assert sum(one.endswith("/api/v1/session") for one in asked) == 1, "what was preloaded is taken"
@@ -1298,7 +1298,6 @@ def test_tenants_do_not_see_each_other_and_an_operator_sees_a_killed_node(
                 tab.get_by_role("button", name="sign out").click()
                 sign_in(tab, other)
                 tab.locator(".who").get_by_text("other").wait_for()
-                hide(page, False)
                 page.locator(".who").get_by_text("other").wait_for()
                 page.get_by_text("Nothing has happened to your deployments of late.").wait_for()
                 tab.get_by_role("button", name="sign out").click()
