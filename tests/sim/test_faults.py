@@ -147,7 +147,7 @@ def test_weights_swap_and_kv_blocks_move_whatever_fails() -> None:
     swaps = Swaps()
     run_each_seed(read_scenario(SWAPPING), swaps)
     assert swaps.out > 5 * max(SEEDS // 4, 1), "heartbeats with requests whose weights are out"
-    assert swaps.offered > max(SEEDS // 4, 1), "requests whose KV blocks were sent"
+    assert swaps.offered >= max(SEEDS // 4, 1), "requests whose KV blocks were sent"
 
 
 @pytest.mark.timeout(3600)
