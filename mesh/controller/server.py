@@ -190,8 +190,7 @@ async def serve(
                 controller = Controller(
                     config, ending, opened, access, database, health_, start, core, usage
                 )
-                await controller.start(server, http, serving=stood_by)
-                guard.instead = None
+                await controller.start(server, http, guard if stood_by else None)
                 at = http.address if http else None
                 logger.info("mesh %s serves at %s", __version__, address)
                 if at is not None:
@@ -427,10 +426,12 @@ class Served(ABC, Generic[Event, Action]):
         self._batches: Batches | None = None
 
     async def _serve(
-        self, server: grpc.aio.Server, http: "HttpServer | None", *, serving: bool = False
+        self, server: grpc.aio.Server, http: "HttpServer | None", started: Guard | None = None
     ) -> None:
-        """Serve everything on servers that are bound; `serving`: they have started."""
-        handled: Any = Started(server) if serving else server
+        """Serve everything on servers that are bound; `started`: the guard of those that have
+        started to answer that this controller stands by.
+        """
+        handled: Any = Started(server) if started is not None else server
         self._inference = Inference(self._gateway, self._access.gate)
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, handled)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
@@ -440,9 +441,11 @@ class Served(ABC, Generic[Event, Action]):
         if not self._access.gate.wants_keys:
             names = (*self.services, HEALTH, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, handled)
+        if started is not None:
+            started.instead = None  # before its health says that it leads: nodes come then
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        if not serving:
+        if started is None:
             await server.start()
         if http is not None:
             await self._start_http(http)
@@ -655,12 +658,12 @@ class Controller(Served[ControllerEvent, ControllerAction]):
         )
 
     async def start(
-        self, server: grpc.aio.Server, http: "HttpServer | None", *, serving: bool
+        self, server: grpc.aio.Server, http: "HttpServer | None", started: Guard | None
     ) -> None:
-        """Serve everything on servers that are bound; `serving`: they have started."""
-        handled: Any = Started(server) if serving else server
+        """Serve everything; see `_serve`."""
+        handled: Any = Started(server) if started is not None else server
         node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, handled)
-        await self._serve(server, http, serving=serving)
+        await self._serve(server, http, started)
         self._post(LeaseCheckDue())
         for deployment in self._start.deployments:
             self._warm(public_name(deployment.spec.name))

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.cli.verbs.state import copied
-from mesh.controller.server import ControllerConfig, serve
+from mesh.controller.server import Controller, ControllerConfig, serve
 from mesh.domain.errors import Unavailable
 from mesh.runtime.lease import LEASE_S
 from mesh.runtime.link_life import NO_EPOCH, CellEpoch
@@ -20,6 +20,7 @@ from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.connection import Connection, shown
 from mesh.wire.credentials import Credentials
+from mesh.wire.leader import Look, look
 from tests.cluster.conftest import LEAD_S_MAX, leading, until
 from tests.controller.live import HELLO, PATIENT, SPEC, FakeNode, LiveCell, live_cell
 from tests.controller.test_access import made_keys, showing
@@ -43,10 +44,11 @@ def free_address() -> str:
 
 
 async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_deployed(
-    server: PostgresServer, cell: str, tmp_path: Path
+    server: PostgresServer, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Once its health says that it leads, nodes join it, though HTTP is not served yet."""
     state, at, http = server.url(cell), free_address(), free_address()
-    stop, ready = asyncio.Event(), asyncio.Event()
+    stop, ready, late = asyncio.Event(), asyncio.Event(), asyncio.Event()
     config = ControllerConfig(
         listen=at, http=http, home=tmp_path / "two", state=state, limits=PATIENT
     )
@@ -72,11 +74,23 @@ async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_dep
         with pytest.raises(Exception, match="this controller stands by"):
             await node.join()
         await node.leave()
-    async with asyncio.timeout(LEAD_S_MAX):
-        await ready.wait()
+        start_http = Controller._start_http
+
+        async def start_http_late(self: Controller, http: Any) -> None:
+            await late.wait()
+            await start_http(self, http)
+
+        monkeypatch.setattr(Controller, "_start_http", start_http_late)
     two = LiveCell(at, stop, second, http)
     try:
+        async with asyncio.timeout(LEAD_S_MAX), dial(at) as channel:
+            while await look(channel) is not Look.LEADS:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         await two.node()
+        assert not ready.is_set()
+        late.set()
+        async with asyncio.timeout(LEAD_S_MAX):
+            await ready.wait()
         assert [one.spec.name for one in await two.ask(two.client.list)] == [SPEC.name]
         assert len(await two.answer()) > 0
         status, body = await asyncio.to_thread(http_status, f"http://{http}/v1/models")
@@ -85,6 +99,7 @@ async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_dep
         for node in two.nodes:
             await node.leave()
         two.client.close()
+        late.set()
         stop.set()
         await second
 
