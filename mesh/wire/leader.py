@@ -38,18 +38,33 @@ async def look(channel: grpc.aio.Channel, *shown: tuple[str, str]) -> Look:
 
 
 def look_blocking(channel: grpc.Channel) -> Look:
+    return looked(begin_look(channel))
+
+
+def begin_look(channel: grpc.Channel) -> Any:
+    """A look that is under way: `done()` says whether it is over, `looked` how it ended."""
+    check, asked = _check(channel)
+    return check.future(asked, timeout=LOOK_S_MAX)
+
+
+def looked(begun: Any) -> Look:
+    """Waits for its end."""
     try:
-        return _answer(_asked(channel, ()))
+        return _answer(begun.result())
     except grpc.RpcError as error:
         return _failure(error)
 
 
 def _asked(channel: Any, shown: tuple[tuple[str, str], ...]) -> Any:
+    check, asked = _check(channel)
+    return check(asked, timeout=LOOK_S_MAX, metadata=shown)
+
+
+def _check(channel: Any) -> tuple[Any, Any]:
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # few have to choose
 
     asked = health_pb2.HealthCheckRequest(service="mesh.v1.Inference")
-    check: Any = health_pb2_grpc.HealthStub(channel).Check
-    return check(asked, timeout=LOOK_S_MAX, metadata=shown)
+    return health_pb2_grpc.HealthStub(channel).Check, asked
 
 
 def _answer(told: Any) -> Look:

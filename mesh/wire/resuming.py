@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
 import grpc
@@ -37,8 +37,10 @@ from mesh.domain.values import replace
 from mesh.runtime.link_life import LOOK_S
 from mesh.wire.channel import dial_blocking
 from mesh.wire.errors import EndedCall, is_told
-from mesh.wire.leader import UNCONNECTED, Look, look_blocking
+from mesh.wire.leader import UNCONNECTED, Look, begin_look, looked
 
+ANSWER_S = 0.05
+"""After which others count without the answer of one that is looked at."""
 PAUSE_S = 0.1
 """Between two rounds of all addresses."""
 
@@ -259,21 +261,26 @@ class LeaderWatch:
 
     def _look(self) -> None:
         channels: list[grpc.Channel] = []
-        answered = everywhere = set(range(len(self._addresses)))
+        looks: dict[int, Any] = {}
+        missed = [0] * len(self._addresses)
         try:
             channels += [dial_blocking(address) for address in self._addresses]
             while self._is_wanted():
-                said = list(enumerate(map(look_blocking, channels)))
-                lead = {n for n, one in said if one is Look.LEADS}
+                # Whoever hangs holds up no other: it is asked again once its look is over.
+                looks |= {n: begin_look(at) for n, at in enumerate(channels) if n not in looks}
+                time.sleep(ANSWER_S)
+                said = {n: looked(looks.pop(n)) for n in sorted(looks) if looks[n].done()}
+                lead = {n for n, one in said.items() if one is Look.LEADS}
                 # One look may have failed; one that was deposed may say that it leads, still; and
                 # one that says that it does not lets its answers end.
-                answers = {n for n, one in said if one in (Look.LEADS, Look.FOLLOWS)}
-                hung, answered = everywhere - answers - answered, answers
+                for n, one in said.items():
+                    missed[n] = 0 if one in (Look.LEADS, Look.FOLLOWS) else missed[n] + 1
+                hung = {n for n, looks_missed in enumerate(missed) if looks_missed > 1}
                 with self._lock:
                     open_ = list(self._open.values()) if lead and hung else []
                 for answer in open_:
                     answer.leave_for(max(lead), hung)
-                time.sleep(LOOK_S)
+                time.sleep(LOOK_S - ANSWER_S)
         finally:
             with self._lock:
                 if self._thread is threading.current_thread():
