@@ -204,8 +204,7 @@ class CellLink:
         since the others may not know yet that they were followed. Where that one does not answer,
         nobody leads for a while: another that says so still would answer for it.
         """
-        said = await asyncio.gather(*map(look, self._looking.values()))
-        answers = dict(zip(self._looking, said, strict=True))
+        answers = await self._looks()
         for at, answer in answers.items():
             if answer is Look.LEADS and at not in self._led_since:
                 self._began += 1
@@ -226,6 +225,24 @@ class CellLink:
             return self._last
         self._drains = answers.get(self._last) is Look.FOLLOWS
         return ""
+
+    async def _looks(self) -> dict[str, Look]:
+        """What each address answers. One that begins to lead is not kept waiting for others, which
+        are silent then.
+        """
+        asked = {at: asyncio.create_task(look(channel)) for at, channel in self._looking.items()}
+        waits, begins = set(asked.values()), False
+        try:
+            while waits and not begins:
+                _, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                led = {
+                    at for at, task in asked.items() if task.done() and task.result() is Look.LEADS
+                }
+                begins = not led.issubset(self._led_since)
+        finally:
+            for task in waits:
+                task.cancel()
+        return {at: Look.SILENT if task in waits else task.result() for at, task in asked.items()}
 
     def _since(self, address: str) -> int:
         return self._led_since[address]
