@@ -51,6 +51,8 @@ def looked(begun: Any) -> Look:
     """Waits for its end."""
     try:
         return _answer(begun.result())
+    except grpc.FutureCancelledError:  # its channel was closed meanwhile
+        return Look.SILENT
     except grpc.RpcError as error:
         return _failure(error)
 
