@@ -441,14 +441,14 @@ class Served(ABC, Generic[Event, Action]):
         if not self._access.gate.wants_keys:
             names = (*self.services, HEALTH, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, handled)
-        if started is not None:
-            started.instead = None  # before its health says that it leads: nodes come then
-        for name in ("", *self.services):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         if started is None:
             await server.start()
         if http is not None:
             await self._start_http(http)
+        if started is not None:
+            started.instead = None  # before its health says that it leads: nodes come then
+        for name in ("", *self.services):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def _start_http(self, http: "HttpServer") -> None:
         from mesh.http.app import application, shared

@@ -46,9 +46,9 @@ def free_address() -> str:
 async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_deployed(
     server: PostgresServer, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once its health says that it leads, nodes join it, though HTTP is not served yet."""
+    """Its health does not say that it leads before nodes may join it."""
     state, at, http = server.url(cell), free_address(), free_address()
-    stop, ready, late = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stop, ready, starts, late = (asyncio.Event() for _ in range(4))
     config = ControllerConfig(
         listen=at, http=http, home=tmp_path / "two", state=state, limits=PATIENT
     )
@@ -77,6 +77,7 @@ async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_dep
         start_http = Controller._start_http
 
         async def start_http_late(self: Controller, http: Any) -> None:
+            starts.set()
             await late.wait()
             await start_http(self, http)
 
@@ -84,12 +85,12 @@ async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_dep
     two = LiveCell(at, stop, second, http)
     try:
         async with asyncio.timeout(LEAD_S_MAX), dial(at) as channel:
+            await starts.wait()
+            assert await look(channel) is Look.FOLLOWS
+            late.set()
             while await look(channel) is not Look.LEADS:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        await two.node()
-        assert not ready.is_set()
-        late.set()
-        async with asyncio.timeout(LEAD_S_MAX):
+            await two.node()
             await ready.wait()
         assert [one.spec.name for one in await two.ask(two.client.list)] == [SPEC.name]
         assert len(await two.answer()) > 0
