@@ -80,10 +80,9 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         reads().end(caller(), request_id)
         return json_response({"message": f"{request_id} was cancelled"})
 
-    async def manifest(request: Request) -> Response:
+    async def manifest(request: Request, read: Reads) -> Response:
         name = request.query_params.get("name")
         named = {"content-disposition": 'attachment; filename="mesh-deployments.yaml"'}
-        read = reads()
         specs = read.specs(caller(), None if name is None else DeploymentName(name))
         text = await read.threads.run(written, specs)
         return Response(text, media_type="application/yaml", headers=named)
@@ -96,38 +95,36 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
     async def wanted(request: Request) -> Response:
         return json_response(reads().wanted())
 
-    async def trace(request: Request) -> Response:
-        read = reads()
+    async def trace(request: Request, read: Reads) -> Response:
         body = await read.threads.run(_trace, read.trace(caller()))
         named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
         return Response(body, media_type="application/json", headers=named)
 
-    async def usage(request: Request) -> Response:
+    async def usage(request: Request, read: Reads) -> Response:
         since_s = _number(request, "since_s", 24 * 3600.0, USAGE_S_MAX)
         by = usage_by(request.query_params.get("by", UsageBy.DEPLOYMENT.value))
-        read = reads()
         found = await read.usage(caller(), time.time() - since_s, by)
         body = await read.threads.run(_listed, map(plain, found))
         return Response(body, media_type="application/json")
 
-    async def report(request: Request) -> Response:
+    async def report(request: Request, read: Reads) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        return json_response(plain(await reads().report(caller(), since_s)))
+        return json_response(plain(await read.report(caller(), since_s)))
 
-    async def report_page(request: Request) -> Response:
+    async def report_page(request: Request, read: Reads) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        read = reads()
         text = await read.threads.run(page, await read.report(caller(), since_s))
         named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
         return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
 
-    def placed(make: Callable[[Request], Awaitable[Response]]) -> Callable[..., object]:
+    def placed(make: Callable[[Request, Reads], Awaitable[Response]]) -> Callable[..., object]:
         """The endpoint, in a place for work in threads until its client leaves."""
 
         async def endpoint(request: Request) -> Response:
+            read = reads()
             answer: Response | None = None
-            with until_left(request.scope), reads().threads.place():
-                answer = await make(request)
+            with until_left(request.scope), read.threads.place():
+                answer = await make(request, read)
             return answer or Response()  # nobody reads an empty one: the client has left
 
         return endpoint
