@@ -5,33 +5,22 @@ of their own; and with the engine on all cores, where whatever they compute it c
 last line is one JSON object: `ttft_added_ms_p50`, `token_added_ms_p50` (medians over rounds of the
 difference of the round's medians) for the first, the same with `_all_cores` for the second, and
 `hops_ms`, the way of a first token.
-
-With `--standby` the second time is with one core left, too, and with the registry in PostgreSQL and
-a second controller that stands by: `_standby`. `ttft_standby_ms` and `token_standby_ms` say how
-much more the cell adds then. It wants PostgreSQL's `initdb`, and the extra `cluster`.
 """
 
-import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Annotated
 
-from bench.cells import deployed, local_cell, wait_until
+from bench.cells import deployed, local_cell
 from bench.demo_model import SOURCE, stored_model
 from bench.driving import LoadedModel
 from bench.harness import Report, Table, in_turn
 from bench.peer import Peer
-from mesh.cli import children
-from mesh.cli.cell import LocalCell
-from mesh.cli.cell_plan import free_address
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import Unavailable
 from mesh.domain.events import InvokeRequested, NodeReported
@@ -43,10 +32,7 @@ from mesh.domain.slo import Slo
 from mesh.evaluation import load_client
 from mesh.evaluation.load_client import Call, offer
 from mesh.runtime.journal import Decision, read_journal
-from mesh.wire.channel import dial
-from mesh.wire.leader import Look, look
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
-from tests.support.postgres_server import PostgresServer, binaries
 
 PROMPT_TOKENS = tuple(range(100, 116))
 """Short, so that what is added is not lost in the noise of a long prefill."""
@@ -257,40 +243,13 @@ def compare(key: str, bares: list[Answer], cells: list[Answer]) -> tuple[float, 
     return median(alone), median(whole), median(w - a for w, a in zip(whole, alone, strict=True))
 
 
-@contextmanager
-def standby_cell(*, threads: int, join_ms: float) -> Iterator[LocalCell]:
-    """A cell whose registry is in PostgreSQL, and a controller that stands by. Raises MeshError."""
-    found = binaries()
-    if found is None or find_spec("asyncpg") is None:
-        raise Unavailable(
-            "no PostgreSQL here, or no driver of it",
-            hint="apt-get install postgresql; pip install 'mesh-serve[cluster]'",
-        )
-    with ExitStack() as opened:
-        home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        server = PostgresServer(found)
-        opened.callback(server.close)
-        server.start()
-        state, at = server.url(database="postgres"), free_address("127.0.0.1:0")
-        local = opened.enter_context(local_cell(threads=threads, join_ms=join_ms, state=state))
-        options = ("--state", state, "--listen", at, "--home", str(home))
-        second = children.start("the standby", "mesh.controller", options, home / "log")
-        opened.callback(children.stop, [second])
-        wait_until(lambda: asyncio.run(_stands_by(at)), "none stands by", cell=local)
-        yield local
-
-
-async def _stands_by(address: str) -> bool:
-    async with dial(address) as channel:
-        return await look(channel) is Look.FOLLOWS
-
-
-def measure(
-    rounds: int, threads: int, cell: AbstractContextManager[LocalCell]
-) -> tuple[list[Answer], list[Answer]]:
+def measure(rounds: int, threads: int, join_ms: float) -> tuple[list[Answer], list[Answer]]:
     """Answers of the bare engine and of the cell, round by round; one warm-up round first."""
     spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
-    with Peer("the bare engine", contender, threads) as plain, cell as local:
+    with (
+        Peer("the bare engine", contender, threads) as plain,
+        local_cell(threads=threads, join_ms=join_ms) as local,
+    ):
         plain.wait_ready()
         deployed(local.address, [spec])
         asks: dict[str, Callable[[], Answer]]
@@ -302,43 +261,29 @@ def measure(
     return found["bare"], found["cell"]
 
 
-def run(
-    *,
-    rounds: int = 10,
-    join_ms: float = 0.0,
-    standby: Annotated[bool, "with a standby and PostgreSQL in place of all cores"] = False,
-) -> Report:
+def run(*, rounds: int = 10, join_ms: float = 0.0) -> Report:
     stored_model()
     cores = len(os.sched_getaffinity(0))
-    threads = max(1, cores - 1)
     rows = []
     figures: dict[str, object] = {}
-    adds: dict[str, float] = {}
-    others = (threads, "_standby", standby_cell) if standby else (cores, "_all_cores", local_cell)
-    for threads_of, suffix, cell in ((threads, "", local_cell), others):
-        bares, cells = measure(rounds, threads_of, cell(threads=threads_of, join_ms=join_ms))
+    for threads, suffix in ((max(1, cores - 1), ""), (cores, "_all_cores")):
+        bares, cells = measure(rounds, threads, join_ms)
         for label, key, limit in (
             ("first token, one request", "ttft", 3.0),
             ("each token, batch of 8", "token", 0.5),
         ):
             alone, whole, added = compare(key, bares, cells)
-            adds[key + suffix] = added
             numbers = (f"{alone:.2f}", f"{whole:.2f}", f"{added:.2f}")
             limits = "" if suffix else f"{limit:.1f}"
-            rows.append((label, f"{threads_of} of {cores}", *numbers, limits))
+            rows.append((label, f"{threads} of {cores}", *numbers, limits))
             figures |= {
                 f"{key}_added_ms_p50{suffix}": round(added, 3),
                 f"{key}_bare_ms_p50{suffix}": round(alone, 3),
             }
-    more = {
-        f"{key}_standby_ms": round(adds[f"{key}_standby"] - adds[key], 3)
-        for key in ("ttft", "token")
-        if standby
-    }
-    found_ms = way(rounds, threads)
+    found_ms = way(rounds, max(1, cores - 1))
     ways = [(hop, f"{ms:.2f}") for hop, ms in found_ms.items()]
     return Report(
-        figures={**figures, **more, "hops_ms": {hop: round(ms, 3) for hop, ms in found_ms.items()}},
+        figures={**figures, "hops_ms": {hop: round(ms, 3) for hop, ms in found_ms.items()}},
         shown=(
             Table(headings=HEADINGS, rows=rows, title=f"medians over {rounds} rounds, ms"),
             Table(
@@ -347,5 +292,4 @@ def run(
                 title="medians, with journals kept",
             ),
         ),
-        targets=dict.fromkeys(more, "<= 0.3"),
     )
