@@ -65,6 +65,7 @@ INSTANCES: tuple[Column[InstanceSnapshot], ...] = (
     number("LOAD_S", lambda i: f"{i.load_s:.2f}"),
     number("EXPECTED_S", lambda i: hundredths(i.load_expected_s or None)),
     word("FROM", lambda i: i.tier),
+    word("ON_DEVICE", lambda i: on_device(i)),
     word("PHASE", lambda i: _phase(i)),
 )
 PACE: tuple[Column[InstanceSnapshot], ...] = (
@@ -282,6 +283,14 @@ def _phase(instance: InstanceSnapshot) -> str:
     if instance.state is not InstanceState.LOADING or not instance.phase:
         return ""
     return _progress_text(instance.phase, instance.share)
+
+
+def on_device(instance: InstanceSnapshot) -> str:
+    """The share of its weights that is on the device, and where its swap under way leads."""
+    if instance.resident_share is None:
+        return ""
+    here = f"{instance.resident_share:.0%}"
+    return here if instance.swaps_to is None else f"{here} to {instance.swaps_to:.0%}"
 
 
 def _progress_text(phase: str, share: float) -> str:

@@ -76,6 +76,10 @@ class InstanceSnapshot:
     """The shares by which predictions of its last iterations were off (median and 95th percentile),
     as its node told; 0 where there was none.
     """
+    resident_share: Share | None = None
+    """The share of its weights that is on the device; None while it loads."""
+    swaps_to: Share | None = None
+    """The share that will be once the swap ends that is under way; None where none is."""
     tier: LoadTier | None = None
     """From where its weights came; None while it loads, and where nobody knows any more."""
     load_expected_s: float = 0.0

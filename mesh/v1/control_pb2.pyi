@@ -597,6 +597,8 @@ class Instance(_message.Message):
     PROFILE_SOURCE_FIELD_NUMBER: _builtins.int
     OFF_P50_FIELD_NUMBER: _builtins.int
     OFF_P95_FIELD_NUMBER: _builtins.int
+    RESIDENT_SHARE_FIELD_NUMBER: _builtins.int
+    SWAPS_TO_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     node_id: _builtins.str
@@ -638,6 +640,11 @@ class Instance(_message.Message):
     off_p50: _builtins.float
     """By what share predictions of its last iterations were off. 0 where there was none."""
     off_p95: _builtins.float
+    resident_share: _builtins.float
+    """The share of its weights that is on the device, and the one that will be once the swap ends that is
+    under way.
+    """
+    swaps_to: _builtins.float
     @_builtins.property
     def stalls(self) -> _profile_pb2.Stalls: ...
     def __init__(
@@ -672,19 +679,29 @@ class Instance(_message.Message):
         profile_source: _builtins.str = ...,
         off_p50: _builtins.float = ...,
         off_p95: _builtins.float = ...,
+        resident_share: _builtins.float | None = ...,
+        swaps_to: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "stalls", b"stalls"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "_resident_share", b"_resident_share", "_swaps_to", b"_swaps_to", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "resident_share", b"resident_share", "stalls", b"stalls", "swaps_to", b"swaps_to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_expected_s", b"load_expected_s", "load_planned_s", b"load_planned_s", "load_s", b"load_s", "node_id", b"node_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "phase", b"phase", "profile", b"profile", "profile_source", b"profile_source", "share", b"share", "stalls", b"stalls", "state", b"state", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "_resident_share", b"_resident_share", "_swaps_to", b"_swaps_to", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_expected_s", b"load_expected_s", "load_planned_s", b"load_planned_s", "load_s", b"load_s", "node_id", b"node_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "phase", b"phase", "profile", b"profile", "profile_source", b"profile_source", "resident_share", b"resident_share", "share", b"share", "stalls", b"stalls", "state", b"state", "swaps_to", b"swaps_to", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__headroom_least_s: _TypeAlias = _typing.Literal["headroom_least_s"]  # noqa: Y015
     _WhichOneofArgType__headroom_least_s: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s"]  # noqa: Y015
     _WhichOneofReturnType__headroom_p50_s: _TypeAlias = _typing.Literal["headroom_p50_s"]  # noqa: Y015
     _WhichOneofArgType__headroom_p50_s: _TypeAlias = _typing.Literal["_headroom_p50_s", b"_headroom_p50_s"]  # noqa: Y015
+    _WhichOneofReturnType__resident_share: _TypeAlias = _typing.Literal["resident_share"]  # noqa: Y015
+    _WhichOneofArgType__resident_share: _TypeAlias = _typing.Literal["_resident_share", b"_resident_share"]  # noqa: Y015
+    _WhichOneofReturnType__swaps_to: _TypeAlias = _typing.Literal["swaps_to"]  # noqa: Y015
+    _WhichOneofArgType__swaps_to: _TypeAlias = _typing.Literal["_swaps_to", b"_swaps_to"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__headroom_least_s) -> _WhichOneofReturnType__headroom_least_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__headroom_p50_s) -> _WhichOneofReturnType__headroom_p50_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resident_share) -> _WhichOneofReturnType__resident_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__swaps_to) -> _WhichOneofReturnType__swaps_to | None: ...
 
 Global___Instance: _TypeAlias = Instance  # noqa: Y015
 

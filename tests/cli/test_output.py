@@ -211,13 +211,18 @@ def test_what_imports_and_loads_are_at(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = [replace(READY, load_expected_s=1.25), LOADING, replace(PARKED, load_expected_s=1.25)]
+    swapping = replace(READY, load_expected_s=1.25, resident_share=0.375, swaps_to=0.5)
+    shown = [swapping, LOADING, replace(PARKED, load_expected_s=1.25)]
     output.table(tables.INSTANCES, shown)
     assert capsys.readouterr().out == (
-        "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  EXPECTED_S  FROM  PHASE\n"
-        "chat-small-1  cpu0  ready        3         32    1.46        1.25  host  -\n"
-        "chat-small-2  cpu1  loading      0         32    0.50           -  -     compile 25%\n"
-        "code-1        cpu0  parked       0         32    1.46        1.25  host  -\n"
+        "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  EXPECTED_S  FROM  ON_DEVICE"
+        "   PHASE\n"
+        "chat-small-1  cpu0  ready        3         32    1.46        1.25  host  38% to 50%"
+        "  -\n"
+        "chat-small-2  cpu1  loading      0         32    0.50           -  -     -"
+        "           compile 25%\n"
+        "code-1        cpu0  parked       0         32    1.46        1.25  host  100%"
+        "        -\n"
     )
 
 

@@ -46,6 +46,7 @@ READY = InstanceSnapshot(
     profile_source=ProfileSource.SURVEY,
     off_p50=0.04,
     off_p95=0.15,
+    resident_share=1.0,
     tier=LoadTier.HOST,
 )
 LOADING = InstanceSnapshot(

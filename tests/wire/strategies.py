@@ -59,6 +59,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "tensor_parallel_max": st.integers(1, 2**32 - 1),
     "here": st.floats(0, 1),
     "swaps_to": st.floats(0, 1),
+    "resident_share": st.floats(0, 1),
     "needed_in_s": HEADROOMS | st.just(inf),
 }
 

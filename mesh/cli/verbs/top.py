@@ -15,7 +15,14 @@ from rich.text import Text
 from mesh.cli import output
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Column, Format, harmless, number, table_lines, word
-from mesh.cli.tables import OPERATIONS, hundredths, mebibytes, milliseconds, wanted_words
+from mesh.cli.tables import (
+    OPERATIONS,
+    hundredths,
+    mebibytes,
+    milliseconds,
+    on_device,
+    wanted_words,
+)
 from mesh.domain.errors import Unavailable
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.values import dataclass
@@ -36,6 +43,7 @@ INSTANCES: tuple[Column[InstanceSnapshot], ...] = (
     number("CORRECTION", lambda i: f"{i.correction:.2f}"),
     number("KV_USED_MIB", lambda i: mebibytes(i.kv_used_bytes)),
     number("KV_HELD_MIB", lambda i: mebibytes(i.kv_bytes)),
+    word("ON_DEVICE", lambda i: on_device(i)),
 )
 
 

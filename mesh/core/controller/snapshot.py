@@ -305,6 +305,8 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         profile_source=profile.origin if profile else None,
         off_p50=instance.off_p50,
         off_p95=instance.off_p95,
+        resident_share=None if loading else instance.resident_share,
+        swaps_to=None if instance.swap_began_s is None else instance.swaps_to,
         tier=instance.tier,
         load_expected_s=instance.load_expected_s,
         load_planned_s=instance.load_s,

@@ -148,6 +148,8 @@ def test_only_its_own_load_and_copy_make_a_request_late(
     link_id, _ = cell.join(gpu())
     told = replace(gpu().instances[0], swapping=swapping, swaps_to=float(swapping))
     cell.report(link_id, Heartbeat(rss_bytes=0, instances=(told,)))
+    (shown,) = cell.core.snapshot(cell.now_s).nodes[0].instances
+    assert (shown.resident_share, shown.swaps_to) == (0.0, 1.0 if swapping else None)
     said = of_kind(cell.invoke(request("r1", of="b")), TellAccepted)
     assert [told.grace_s > 0.0 for told in said] == [ttft_s < 1.5] * taken
 
