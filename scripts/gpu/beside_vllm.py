@@ -574,7 +574,7 @@ def measure(sitting: Sitting) -> None:
             parts |= {way: partial(quantised, home=home, method=way) for way in METHODS}
             parts["vllm_eager"] = partial(serve, way="eager", more=("--enforce-eager",))
         for key, part in parts.items():
-            if sitting.wants(key) and sitting.fits(key, 0):
+            if sitting.wants(key) and sitting.in_time(key):
                 sitting.part(key, part)
         for log in sorted((home / "logs").glob("*.log")):
             _show(log)

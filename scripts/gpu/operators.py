@@ -2,8 +2,8 @@
 
 Weights and caches are read cold, from different places one after the other, and small kernels are
 timed as CUDA graphs of many. Beside the table stand its parts' checks: whole iterations of the 8B
-stack against the sum of their operators, what a share of the processors makes of both, what copies
-beside them cost, and power. torch alone has no kernel for paged caches, so caches are dense here.
+stack against the sum of their operators, what a share of the processors makes of both, and power.
+torch alone has no kernel for paged caches, so caches are dense here.
 After: `mesh.sim.operators.tables`, which reads the key `table` of the JSON object.
 
     python -m scripts.gpu.operators [--dry]
@@ -41,7 +41,7 @@ ATTENDING = (*DENSE, "qwen2-72b", "qwen2-0.5b")
 DRY = {"layers": 2, "hidden": 64, "heads": 8, "kv_heads": 4, "head_size": 16, "inner": 128}
 DRY |= {"vocabulary": 512, "experts": 4, "active": 2, "shared_inner": 64}
 """The most of each number of a shape, without a GPU."""
-POOL_GB, COPIED_GB = 8, 16
+POOL_GB = 8
 PROMPTS = (128, 512, 1024, 2048, 4096, 8192, 16384)
 BATCHES, CONTEXTS = (1, 4, 16, 64, 256), (128, 512, 2048, 8192, 32768)
 WHOLE_BATCHES, WHOLE_CONTEXT, WHOLE_PROMPT = (1, 16, 64), 512, 2048
@@ -322,11 +322,8 @@ def iterations(bench: Bench) -> None:
 
 def iteration(bench: Bench, phase: str, rows: int, sequences: int, past: int) -> None:
     shape, columns = bench.shape(DENSE[0]), bench.columns[DENSE[0], 1]
-    kv, tokens, whole_s = (
-        shape.kv(1),
-        rows // sequences,
-        bench.sitting.replayed_s(graph(bench, phase, rows)),
-    )
+    kv, tokens = shape.kv(1), rows // sequences
+    whole_s = bench.sitting.replayed_s(graph(bench, phase, rows))
     new = bench.random(sequences, tokens, shape.queries + 2 * kv)[..., -2 * kv :]
     both = bench.random(rows, 2 * shape.inner)
 
@@ -395,30 +392,6 @@ def shares(bench: Bench) -> None:
             # A curve never rises with the share: what does is noise.
             falling = [round(max(1.0, *ratios[i:]), 4) for i in range(len(ratios) - 1)]
             bench.curves.setdefault(phase, {})[size] = [*falling, 1.0]
-
-
-def copies(bench: Bench) -> None:
-    """Iterations beside copies between pinned host memory and the device, each against itself
-    alone.
-    """
-    sitting, size = bench.sitting, COPIED_GB * bench.sitting.gb
-    if not sitting.fits("copies", size):
-        return
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=not sitting.dry)
-    device = torch.empty(size, dtype=torch.uint8, device=sitting.device)
-    works = {f"decode_{batch}": graph(bench, "decode", batch) for batch in WHOLE_BATCHES}
-    works[f"prefill_{WHOLE_PROMPT}"] = graph(bench, "prefill", WHOLE_PROMPT)
-    for way, (into, source) in (("in", (device, host)), ("out", (host, device))):
-        copy = partial(into.copy_, source, non_blocking=True)
-        copy()
-        alone_s = sitting.beside(copy, copy, 0)[0]
-        sitting.note(f"copy_{way}_gb_per_s", size / 1e9 / alone_s, "GB/s, nothing beside it")
-        for name, work in works.items():
-            took_s = bench.sitting.replayed_s(work)
-            copied_s, each_s = sitting.beside(copy, work, 2 + int(1.5 * alone_s / took_s))
-            unit = f"times as long, {len(each_s)} beside a copy"
-            sitting.note(f"copy_{way}_{name}_ratio", median(each_s) / took_s, unit)
-            sitting.note(f"copy_{way}_{name}_gb_per_s", size / 1e9 / copied_s, "GB/s")
 
 
 def fits(bench: Bench) -> dict[str, float]:
@@ -501,7 +474,7 @@ def measure(sitting: Sitting) -> None:
         torch.set_num_threads(1)
     parts = {part.__name__: partial(part, bench) for part in (attention, fuse)}
     parts |= {model: partial(operators, bench, model) for model in DENSE}
-    parts |= {part.__name__: partial(part, bench) for part in (iterations, power, shares, copies)}
+    parts |= {part.__name__: partial(part, bench) for part in (iterations, power, shares)}
     others = MIXTURES if sitting.dry else (*MIXTURES, *OTHERS)
     parts |= {model: partial(operators, bench, model) for model in others}
     for devices, model in product((2, 4, 8), DENSE[: 1 if sitting.dry else 2]):
@@ -509,9 +482,7 @@ def measure(sitting: Sitting) -> None:
     with torch.inference_mode():
         for key, work in parts.items():
             start_s = time.monotonic()
-            if sitting.left_s < SPARE_S:
-                sitting.skip(key, f"{sitting.left_s:.0f} s are left")
-            else:
+            if sitting.in_time(key, SPARE_S):
                 sitting.part(key, lambda _, work=work: work())  # type: ignore[misc]
             sitting.keep(f"{key}_took_s", round(time.monotonic() - start_s, 2))
     if bench.points["products"]:

@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +22,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "nodes")]
 import torch  # noqa: E402
 
 SECONDS_MAX = 480.0
-_DRY_DEVICE_GB = 80
 
 
 class Sitting:
@@ -45,12 +43,6 @@ class Sitting:
     @property
     def left_s(self) -> float:
         return self._end_s - time.monotonic()
-
-    def free_bytes(self) -> int:
-        """The free memory of the device, as its driver says."""
-        if self.dry:
-            return _DRY_DEVICE_GB * self.gb
-        return int(torch.cuda.mem_get_info()[0])
 
     def used_bytes(self) -> int:
         """The memory of the device that anybody uses, as NVML says."""
@@ -118,27 +110,6 @@ class Sitting:
         self.wait()
         return float(median(start.elapsed_time(end) for start, end in taken)) / 1e3
 
-    def beside(
-        self, copy: Callable[[], object], work: Callable[[], object], times: int
-    ) -> tuple[float, list[float]]:
-        """Seconds of the copy, and of each of so many works that ended before it did."""
-        if self.dry:
-            return self.timed_s(copy), [self.timed_s(work)]
-        start, end, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(3 + times))
-        self.wait()
-        with torch.cuda.stream(torch.cuda.Stream()):
-            start.record()
-            copy()
-            end.record()
-        marks[0].record()
-        for mark in marks[1:]:
-            work()
-            mark.record()
-        self.wait()
-        copied_ms = start.elapsed_time(end)
-        within = [mark for mark in marks if start.elapsed_time(mark) <= copied_ms]
-        return copied_ms / 1e3, [a.elapsed_time(b) / 1e3 for a, b in pairwise(within)]
-
     def green_stream(self, processors: int) -> torch.cuda.Stream:
         """A stream whose kernels run on so many processors, rounded up to what it can divide."""
         from cuda.bindings import driver
@@ -173,16 +144,12 @@ class Sitting:
         self._rows.append((key, "-", why))
         self._figures[key] = {"skipped": why}
 
-    def fits(self, key: str, wanted_bytes: int, seconds: float = 30.0) -> bool:
-        """Whether there are memory and time for it. If not, that is noted."""
+    def in_time(self, key: str, seconds: float = 30.0) -> bool:
+        """Whether there are so many seconds for it. If not, that is noted."""
         if self.left_s < seconds:
             self.skip(key, f"{self.left_s:.0f} s are left")
-        elif wanted_bytes > self.free_bytes():
-            free = self.free_bytes() / self.gb
-            self.skip(key, f"wants {wanted_bytes / self.gb:.1f} GB, {free:.1f} are free")
-        else:
-            return True
-        return False
+            return False
+        return True
 
     def wants(self, key: str) -> bool:
         return self._parts is None or key in self._parts
