@@ -323,7 +323,7 @@ def _paper(problem: Problem) -> dict[str, Callable[[], Placed]]:
 
 def _model(problem: Problem) -> Placed:
     plan = plan_model(problem)
-    return Placed(plan=plan, placement=place_whole(plan), expected_s=plan.expected_s)
+    return Placed(plan=plan, placement=place_whole(plan), expected_s=problem.expected_s(plan))
 
 
 def _shared(problem: Problem) -> Placed:
@@ -340,7 +340,8 @@ def _shared(problem: Problem) -> Placed:
 
 
 def _by_algorithm_2(problem: Problem, plan: Plan) -> Placed:
-    return Placed(plan=plan, placement=place_greedy(problem, plan), expected_s=plan.expected_s)
+    placement = place_greedy(problem, plan)
+    return Placed(plan=plan, placement=placement, expected_s=problem.expected_s(plan))
 
 
 def _conserving(problem: Problem, name: str, fewest: Mapping[str, Placed]) -> Iterable[Placed]:

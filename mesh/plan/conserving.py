@@ -59,8 +59,7 @@ class Placed:
         for station, devices in enumerate(self.placement):
             for device in devices:
                 there.setdefault(device, Counter())[station] += 1
-        choices = problem.chosen(self.plan)
-        held = (held_bytes(choices, each, self.lanes) for each in there.values())
+        held = (held_bytes(self.plan.choices, each, self.lanes) for each in there.values())
         return problem.table.devices * sum(held)
 
     def used(self, problem: Problem) -> float:
@@ -205,11 +204,10 @@ def operators(
             try:
                 at_once = batch * lanes * devices if batch > 1 else 0.0
                 plan = _spread(problem, planner(slower), devices, at_once, every=not margin)
-                choices = problem.chosen(plan)
                 placement = place_conserving(
                     pieces_of(problem, plan),
-                    problem.yields(min(each.batch for each in choices))[lanes],
-                    memory - lanes * max(each.transient_bytes for each in choices),
+                    problem.yields(min(each.batch for each in plan.choices))[lanes],
+                    memory - lanes * max(each.transient_bytes for each in plan.choices),
                     devices,
                 )
             except InvalidInput:
@@ -231,7 +229,7 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
     that lack the next. Those stations are slowed for as much of the time as others are at work on
     their devices, over which what is on all of them spreads.
     """
-    devices, choices = devices_of(placement), slower.chosen(plan)
+    devices = devices_of(placement)
     total_s, _ = sojourn_s(slower, devices, lanes, min(each.batch for each in plan.stations))
     loads = [piece.load for piece in pieces_of(slower, plan)]
     even, at = sum(loads) / devices, [device for station in placement for device in station]
@@ -239,7 +237,8 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
     held: dict[int, float] = dict.fromkeys(at, 0.0)
     for load, device, pinned in zip(loads, at, some, strict=True):
         held[device] += load if pinned else 0.0
-    for number, (each, choice) in enumerate(zip(plan.stations, choices, strict=True)):
+    for number, each in enumerate(plan.stations):
+        choice = each.choice
         if each.replicas < devices:
             own = slower.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
             others = fmean(max(held[device], even) - own for device in placement[number])
@@ -263,8 +262,8 @@ def _lanes_s(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
     """
     devices, rate = devices_of(placement), slower.demand.rate_per_s
     layers = [
-        (choice.service_s * slower.stretched, rate / choice.batch, {*there})
-        for each, choice, there in zip(plan.stations, slower.chosen(plan), placement, strict=True)
+        (each.choice.service_s * slower.stretched, rate / each.batch, {*there})
+        for each, there in zip(plan.stations, placement, strict=True)
         if each.roles[0] not in OUTSIDE_LAYERS
     ]
     held = sum(piece.load for piece in pieces_of(slower, plan)) * slower.stretched / devices
@@ -290,13 +289,13 @@ def _spread(problem: Problem, plan: Plan, devices: int, at_once: float, *, every
         if every or each.weights_bytes < WEIGHTLESS * problem.table.weights_bytes
     }
     stations = []
-    for each in plan.stations:
+    for each, station in zip(plan.stations, problem.stations, strict=True):
         replicas = max(each.replicas, devices) if free >= {*each.roles} else each.replicas
-        batches = [choice.batch for choice in problem.station(each.roles).choices]
-        enough = (batch for batch in batches if batch >= max(each.batch, at_once / replicas))
-        batch = next(enough, batches[-1])
-        stations.append(replace(each, replicas=replicas, batch=batch))
-    return replace(plan, stations=tuple(stations))
+        wanted = max(each.batch, at_once / replicas)
+        enough = (choice for choice in station.choices if choice.batch >= wanted)
+        choice = next(enough, station.choices[-1])
+        stations.append(replace(each, replicas=replicas, choice=choice))
+    return Plan(stations=tuple(stations))
 
 
 def _least(problem: Problem, lanes: int) -> int:

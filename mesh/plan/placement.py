@@ -52,7 +52,8 @@ def pieces_of(problem: Problem, plan: Plan) -> list[Piece]:
     of a device have those.
     """
     found = []
-    for number, (each, choice) in enumerate(zip(plan.stations, problem.chosen(plan), strict=True)):
+    for number, each in enumerate(plan.stations):
+        choice = each.choice
         load = problem.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
         kept = choice.weights_bytes + choice.kv_bytes
         piece = Piece(station=number, load=load, memory_bytes=kept)
@@ -79,11 +80,8 @@ def place_greedy(problem: Problem, plan: Plan) -> Placement:
     memory = problem.table.device.memory_bytes
     whole = len(plan.stations) == 1
     bases = 1 if whole else min(each.replicas for each in plan.stations)
-    choices = problem.chosen(plan)
-    used = [
-        problem.load(choice) / each.replicas
-        for choice, each in zip(choices, plan.stations, strict=True)
-    ]
+    choices = plan.choices
+    used = [problem.load(each.choice) / each.replicas for each in plan.stations]
     placed: list[list[int]] = [list(range(bases)) for _ in plan.stations]
     held = [Counter(range(len(choices))) for _ in range(bases)]
     if (taken := held_bytes(choices, held[0], None)) > memory:
@@ -91,8 +89,8 @@ def place_greedy(problem: Problem, plan: Plan) -> Placement:
     busy = [sum(used)] * bases
     times = [[choice.service_s] * bases for choice in choices]
     waits = [
-        problem.sojourn_s(choice, each.replicas) - choice.service_s * problem.stretched
-        for choice, each in zip(choices, plan.stations, strict=True)
+        problem.sojourn_s(each.choice, each.replicas) - each.choice.service_s * problem.stretched
+        for each in plan.stations
     ]
     extras = [
         number for number, each in enumerate(plan.stations) for _ in range(each.replicas - bases)

@@ -90,14 +90,21 @@ class Staffed:
 
     roles: tuple[Role, ...]
     replicas: int
-    batch: int
+    choice: Choice
+
+    @property
+    def batch(self) -> int:
+        return self.choice.batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     stations: tuple[Staffed, ...]
-    expected_s: float
-    """Mean seconds of an iteration, by the accounting that it was planned with."""
+
+    @property
+    def choices(self) -> list[Choice]:
+        """By station."""
+        return [each.choice for each in self.stations]
 
     @property
     def sum_r(self) -> int:
@@ -191,7 +198,11 @@ class Problem:
     @property
     def least_s(self) -> float:
         """An iteration's seconds if nobody ever waits: no SLO below that is feasible."""
-        return sum(min(self._alone(each) for each in one.choices) for one in self.stations)
+        return self.unloaded_s(self.stations)
+
+    def unloaded_s(self, stations: Sequence[Station]) -> float:
+        """The same of an iteration that goes through these stations."""
+        return sum(min(map(self._alone, each.choices)) for each in stations)
 
     def _alone(self, choice: Choice) -> float:
         part = choice.batch if self.divided else 1
@@ -226,15 +237,9 @@ class Problem:
         part = choice.batch if self.divided else 1
         return (service_s + waited) / part + choice.transfer_s
 
-    def expected_s(self, staffed: Sequence[Staffed]) -> float:
-        """Equation 3, the operators being one after the other."""
-        return sum(
-            self.sojourn_s(self.station(each.roles).choice(each.batch), each.replicas)
-            for each in staffed
-        )
-
-    def station(self, roles: tuple[Role, ...]) -> Station:
-        return next(each for each in (*self.stations, self.whole) if each.roles == roles)
+    def expected_s(self, plan: Plan) -> float:
+        """Mean seconds of an iteration by equation 3, the operators being one after the other."""
+        return sum(self.sojourn_s(each.choice, each.replicas) for each in plan.stations)
 
     def energy_j(self, plan: Plan) -> float:
         """Joules of a request by equation 9: α is the idle power over each replica's wait and
@@ -242,15 +247,11 @@ class Problem:
         """
         device, devices = self.table.device, self.table.devices
         total = 0.0
-        for each, choice in zip(plan.stations, self.chosen(plan), strict=True):
-            sojourn_s = self.sojourn_s(choice, each.replicas) - choice.transfer_s
-            joules = devices * device.power.joules(each.replicas * sojourn_s, choice.service_s)
-            total += joules / (1 if self.divided else each.batch)
+        for each in plan.stations:
+            sojourn_s = self.sojourn_s(each.choice, each.replicas) - each.choice.transfer_s
+            joules = device.power.joules(each.replicas * sojourn_s, each.choice.service_s)
+            total += devices * joules / (1 if self.divided else each.batch)
         return total
-
-    def chosen(self, plan: Plan) -> list[Choice]:
-        """The batches of a plan, by station."""
-        return [self.station(each.roles).choice(each.batch) for each in plan.stations]
 
 
 def held_bytes(choices: Sequence[Choice], there: Mapping[int, int], lanes: int | None) -> int:

@@ -142,13 +142,13 @@ def test_what_shares_a_device_has_its_weights_once() -> None:
     """
     problem = known(1, 65536, "qwen2-57b-a14b")
     plan = plan_operators(problem)
-    choices = problem.chosen(plan)
+    choices = plan.choices
     once = held_bytes(choices, dict.fromkeys(range(len(choices)), 1), None)
     assert once == problem.whole.choice(1).memory_bytes <= problem.table.device.memory_bytes
     placed = place_greedy(problem, plan)
     assert len(placed) == len(plan.stations)
     most = tuple(
-        replace(each, batch=of.choices[-1].batch)
+        replace(each, choice=of.choices[-1])
         for each, of in zip(plan.stations, problem.stations, strict=True)
     )
     with pytest.raises(InvalidInput, match="one replica takes 136"):

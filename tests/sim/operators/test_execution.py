@@ -19,10 +19,11 @@ from tests.plan.problems import known
 
 def split(problem: Problem, replicas: int, batch: int = 1) -> Plan:
     """Each operator with so many replicas."""
-    staffed = tuple(
-        Staffed(roles=of.roles, replicas=replicas, batch=batch) for of in problem.stations
+    staffed = (
+        Staffed(roles=of.roles, replicas=replicas, choice=of.choice(batch))
+        for of in problem.stations
     )
-    return Plan(stations=staffed, expected_s=0.0)
+    return Plan(stations=tuple(staffed))
 
 
 def everywhere(plan: Plan) -> Placement:
