@@ -18,15 +18,13 @@ from functools import partial
 from heapq import heappop, heappush
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.operators import OUTSIDE_LAYERS, Operator, OperatorTable, Phase, Role
+from mesh.domain.operators import OUTSIDE_LAYERS, OperatorTable, Phase, Role
 from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement
-from mesh.plan.problem import LANES_MAX, Plan
+from mesh.plan.problem import LANES_MAX, Plan, Staffed
 from mesh.sim.clock import HeapClock
 
 EVENTS_MAX = 20_000_000
-SERVERS_MAX = 1 << 20
-"""At work on a device at a time, where nothing is said."""
 KNOWN_MAX = 10_000
 """Batches whose seconds a station keeps."""
 CONSERVED = 1e-9
@@ -52,7 +50,6 @@ class Executed:
     """The mean of an iteration, from when it could begin."""
     requests: int
     """All that ended, those that do not count included."""
-    duration_s: float
     device_s: float
     """Seconds of work, at full speed, that all groups did."""
     busy_s: float
@@ -98,32 +95,37 @@ class _Server:
     """Those whose KV cache is here."""
 
 
-@dataclass(slots=True, eq=False)
 class _Station:
-    operators: tuple[Operator, ...]
-    batch_max: int
-    decodes: bool
-    keeps: bool
-    """Whether a sequence comes back to the same server: its KV cache is there."""
-    share: float
-    """The part of its layers that a visit computes."""
-    hops: float
-    """The layers of a visit: so many transfers stand behind one of its own."""
-    output_bytes: float
-    """What a visit hands on for each row."""
-    weights_bytes: int
-    kv_bytes_per_token: int
-    transient_bytes: int
-    """Activations of each token at work."""
-    head_bytes: int
-    """… of each sequence, in the head."""
-    servers: list[_Server] = field(default_factory=list)
-    known_s: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """Seconds by lengths."""
-    waiting: list[tuple[float, int, _Pass]] = field(default_factory=list)
-    """Those that any server may take; where the KV cache is kept, those that no device has the
-    memory for yet.
-    """
+    """An operator, or a whole model, whose iterations come by it in so many `visits`."""
+
+    def __init__(self, table: OperatorTable, staffed: Staffed, visits: int) -> None:
+        self.operators = tuple(one for one in table.operators if one.role in staffed.roles)
+        *_, last = self.operators
+        layered = len(self.operators) == 1 and last.role not in OUTSIDE_LAYERS
+        self.batch_max = staffed.batch
+        self.decodes = table.phase is Phase.DECODE
+        self.keeps = self.decodes and Role.ATTENTION in staffed.roles
+        """Whether a sequence comes back to the same server: its KV cache is there."""
+        self.share = 1 / visits if layered else 1.0
+        """The part of its layers that a visit computes."""
+        self.hops = last.repeats / visits if layered else 1.0
+        """The layers of a visit: so many transfers stand behind one of its own."""
+        self.output_bytes = last.output_bytes_per_row * self.hops
+        """What a visit hands on for each row."""
+        self.weights_bytes = sum(one.weights_bytes for one in self.operators)
+        self.kv_bytes_per_token = sum(one.kv_bytes_per_token for one in self.operators)
+        rows = {one.role: one.transient_bytes_per_row for one in self.operators}
+        self.head_bytes = rows.pop(Role.HEAD, 0)
+        """Activations of each sequence, in the head."""
+        self.transient_bytes = max(rows.values(), default=0)
+        """… of each token at work."""
+        self.servers: list[_Server] = []
+        self.known_s: dict[tuple[int, ...], float] = {}
+        """Seconds by lengths."""
+        self.waiting: list[tuple[float, int, _Pass]] = []
+        """Those that any server may take; where the KV cache is kept, those that no device has the
+        memory for yet.
+        """
 
     def size(self, one: _Pass) -> int:
         """Bytes that a request takes while it is at work, beside what is kept of it."""
@@ -162,15 +164,10 @@ class _Device:
         """For activations, now."""
         return self.memory_bytes - self.held_bytes - self.work_bytes
 
-    def hold(self, size: int) -> None:
-        self.held_bytes += size
-        self._check()
-
-    def work(self, size: int) -> None:
-        self.work_bytes += size
-        self._check()
-
-    def _check(self) -> None:
+    def take(self, kept: int = 0, work: int = 0) -> None:
+        """More bytes, or fewer, that are kept, and for what is at work."""
+        self.held_bytes += kept
+        self.work_bytes += work
         taken = self.held_bytes + self.work_bytes
         self.peak_bytes = max(self.peak_bytes, taken)
         assert taken <= self.memory_bytes, f"device {self.number} holds {taken} bytes"
@@ -219,12 +216,12 @@ class Execution:
         self._table = table
         self._slo_s = slo_s
         self._clock = HeapClock()
-        self._lanes = SERVERS_MAX if lanes is None else lanes
-        self._visits = table.layers if visits is None else min(visits, table.layers)
+        self._lanes = math.inf if lanes is None else lanes
+        visits = table.layers if visits is None else min(visits, table.layers)
         self._sizes = [size for size, _ in table.curves]
         self._yields = [curve.yields(LANES_MAX) for _, curve in table.curves]
         self._devices: dict[int, _Device] = {}
-        self._stations: list[_Station] = []
+        self._stations = [_Station(table, each, visits) for each in plan.stations]
         self._misses_max = misses_max
         self._misses = self._ended = self._warm = self._moved_bytes = 0
         self._means_s: list[float] = []
@@ -232,9 +229,8 @@ class Execution:
             each.replicas for each in plan.stations
         ] or not all(placement):
             raise InvalidInput("the placement is of another plan: its stations or replicas differ")
-        self._make(plan)
         self._staff(placement)
-        self._route = self._steps()
+        self._route = self._steps(visits)
 
     def run(self, requests: Iterable[Request], warm: int = 0) -> Executed:
         """All requests to their end; the first `warm` do not count."""
@@ -254,33 +250,7 @@ class Execution:
             raise InvalidInput(f"the execution has more than {EVENTS_MAX} events")
         return self._result(len(every) - warm)
 
-    def _make(self, plan: Plan) -> None:
-        decode = self._table.phase is Phase.DECODE
-        for each in plan.stations:
-            chosen = tuple(one for one in self._table.operators if one.role in each.roles)
-            rows = [(one.role, one.transient_bytes_per_row) for one in chosen]
-            single = len(chosen) == 1
-            layered = single and chosen[0].role not in OUTSIDE_LAYERS
-            hops = chosen[-1].repeats / self._visits if layered else 1.0
-            self._stations.append(
-                _Station(
-                    operators=chosen,
-                    batch_max=each.batch,
-                    keeps=decode and Role.ATTENTION in each.roles,
-                    share=1 / self._visits if layered else 1.0,
-                    hops=hops,
-                    output_bytes=chosen[-1].output_bytes_per_row * hops,
-                    weights_bytes=sum(one.weights_bytes for one in chosen),
-                    kv_bytes_per_token=sum(one.kv_bytes_per_token for one in chosen),
-                    transient_bytes=max(
-                        (n for role, n in rows if role is not Role.HEAD), default=0
-                    ),
-                    head_bytes=sum(n for role, n in rows if role is Role.HEAD),
-                    decodes=decode,
-                )
-            )
-
-    def _steps(self) -> list[int]:
+    def _steps(self, visits: int) -> list[int]:
         """The stations that an iteration comes by, in order."""
         if len(self._stations) == 1:
             return [0]
@@ -288,7 +258,7 @@ class Execution:
         inner = [number for number, role in roles.items() if role not in OUTSIDE_LAYERS]
         first = [number for number, role in roles.items() if role is Role.EMBEDDING]
         last = [number for number, role in roles.items() if role is Role.HEAD]
-        return [*first, *inner * self._visits, *last]
+        return [*first, *inner * visits, *last]
 
     def _staff(self, placement: Placement) -> None:
         for station, devices in zip(self._stations, placement, strict=True):
@@ -316,7 +286,7 @@ class Execution:
                     hint="place fewer replicas on it",
                 )
             device.kv_room = device.room()
-            device.hold(0)
+            device.take()
 
     def _begin(self, one: _Pass) -> None:
         station = self._stations[self._route[0]]
@@ -341,7 +311,7 @@ class Execution:
         if room:
             one.home = min(room, key=lambda server: (server.homes, server.number))
             one.home.homes += 1
-            one.home.device.hold(size)
+            one.home.device.take(kept=size)
         elif size > (most := max(server.device.kv_room for server in station.servers)):
             raise self._too_large(size, most)
 
@@ -430,7 +400,7 @@ class Execution:
                 server.work_bytes += station.size(first[2])
         for first in others:
             heappush(waiting, first)
-        device.work(server.work_bytes)
+        device.take(work=server.work_bytes)
         arrived_s = self._clock.now_s()
         for source in dict.fromkeys(one.device for one in server.batch):
             if source is not None and source is not device:
@@ -508,7 +478,7 @@ class Execution:
             device.active.remove(server)
             device.ended_s += server.work_s
             server.left_s = 0.0
-            device.work(-server.work_bytes)
+            device.take(work=-server.work_bytes)
             server.work_bytes = 0
         self._await(device)
         for server in done:
@@ -549,9 +519,9 @@ class Execution:
     def _over(self, one: _Pass) -> None:
         self._ended += 1
         if one.home is not None:
-            station = one.home.station
+            kept = one.home.station.kv_bytes_per_token * one.request.tokens
             one.home.homes -= 1
-            one.home.device.hold(-station.kv_bytes_per_token * one.request.tokens)
+            one.home.device.take(kept=-kept)
         if one.number < self._warm:
             return
         mean_s = one.spent_s / one.request.passes
@@ -575,7 +545,6 @@ class Execution:
             met=1 - (self._misses + max(wanted - counted, 0)) / wanted,
             mean_s=sum(self._means_s) / counted if counted else float("inf"),
             requests=self._ended,
-            duration_s=now_s,
             device_s=done_s,
             busy_s=busy_s,
             energy_j=group * kind.power.joules(len(devices) * now_s, busy_s),
