@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -302,13 +302,38 @@ class _Executions:
     def _once(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
         key = (placed.plan.stations, placed.placement, placed.lanes, seed)
         if key not in self.known:
-            if self.problem.table.phase is Phase.DECODE:
-                count //= self.effort.answers
-            rate = self.problem.demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
-            self.known[key] = execute(
-                self.problem, placed, count, seed, self.effort.visits, rate, least_met
-            )
+            self.known[key] = self._execute(placed, count, seed, least_met)
         return self.known[key]
+
+    def _execute(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
+        """A plan under Poisson arrivals, quicker ones in a trial; it ends early once fewer than
+        `least_met` can keep the SLO. The first requests, until the answers among them are through,
+        do not count.
+        """
+        table, demand = self.problem.table, self.problem.demand
+        tokens_per_s = demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
+        passes = passes_of(table.phase)
+        if passes > 1:
+            count //= self.effort.answers
+        warm = count // 10
+        if passes > 1:
+            warm = max(warm, round(2 * tokens_per_s * demand.slo_s))
+        execution = Execution(
+            table,
+            placed.plan,
+            placed.placement,
+            slo_s=demand.slo_s,
+            lanes=placed.lanes,
+            visits=self.effort.visits,
+            misses_max=int((1 - least_met) * count) if least_met else None,
+        )
+        rate = tokens_per_s / passes
+        return execution.run(poisson(rate, demand.lengths, count + warm, seed, passes), warm)
+
+
+def passes_of(phase: Phase) -> int:
+    """The iterations of a request, executed."""
+    return PASSES if phase is Phase.DECODE else 1
 
 
 def _paper(problem: Problem) -> dict[str, Callable[[], Placed]]:
@@ -353,39 +378,6 @@ def _conserving(problem: Problem, name: str, fewest: Mapping[str, Placed]) -> It
     return conserving.operators(problem, planner, fewest["model-shared"])
 
 
-def execute(
-    problem: Problem,
-    placed: Placed,
-    count: int,
-    seed: int,
-    visits: int,
-    rate_per_s: float,
-    least_met: float = 0.0,
-) -> Executed:
-    """A plan under Poisson arrivals; it ends early once fewer than `least_met` can keep the SLO.
-
-    An answer has PASSES tokens; the first requests, until those are through, do not count.
-    """
-    demand = problem.demand
-    decode = problem.table.phase is Phase.DECODE
-    passes = PASSES if decode else 1
-    rate = rate_per_s / passes
-    warm = count // 10
-    if decode:
-        warm = max(warm, round(2 * rate * passes * demand.slo_s))
-    requests = poisson(rate, demand.lengths, count + warm, seed, passes)
-    execution = Execution(
-        problem.table,
-        placed.plan,
-        placed.placement,
-        slo_s=demand.slo_s,
-        lanes=placed.lanes,
-        visits=visits,
-        misses_max=int((1 - least_met) * count) if least_met else None,
-    )
-    return execution.run(requests, warm)
-
-
 def _cell(
     problem: Problem,
     placed: Placed,
@@ -394,7 +386,7 @@ def _cell(
     energy_j: float | None = None,
 ) -> Cell:
     table = problem.table
-    passes = PASSES if table.phase is Phase.DECODE else 1
+    passes = passes_of(table.phase)
     return Cell(
         devices=placed.devices * table.devices,
         sum_pr=placed.plan.sum_r * table.devices,
@@ -407,37 +399,33 @@ def _cell(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Oracle:
-    """How far algorithm 1 and the exact planner are from trying all plans, over rates at 1,024
-    tokens, and how long the exact one takes.
+def oracle(
+    rates: Sequence[float] = tuple(range(5, 101, 5)), device: str = DEVICES[0]
+) -> dict[str, Any]:
+    """For the dense model and the mixture with 1,024 tokens: how far algorithm 1
+    (`oracle_gap_greedy`, where it does not give up) and the exact planner (`oracle_gap`, where
+    trying all ends) are from the best plan, and how long the exact one takes.
     """
-
-    gap_greedy: tuple[float, ...]
-    gave_up: int
-    """Rates at which algorithm 1 found no plan though there is one; `gap_greedy` lacks them."""
-    gap: tuple[float, ...]
-    """Where trying all ended."""
-    plan_ms: tuple[float, ...]
-
-
-def oracle(rates: Sequence[float] = tuple(range(5, 101, 5)), device: str = DEVICES[0]) -> Oracle:
-    """For the dense model and the mixture."""
     greedy, exact, took, gave_up = [], [], [], 0
-    for model in (DENSE, MIXTURE):
-        for rate in rates:
-            point = _prompts("oracle", str(rate), model, 1024, float(rate))
-            problem = replace(point, device=device).problem()
-            before_s = time.perf_counter()
-            best = plan_operators(problem).sum_r
-            took.append(1e3 * (time.perf_counter() - before_s))
-            try:
-                greedy.append(plan_greedy(problem).sum_r / best - 1)
-            except InvalidInput:
-                gave_up += 1
-            with suppress(InvalidInput):  # There are too many plans to try.
-                exact.append(best / plan_brute(problem).sum_r - 1)
-    return Oracle(gap_greedy=tuple(greedy), gave_up=gave_up, gap=tuple(exact), plan_ms=tuple(took))
+    for model, rate in product((DENSE, MIXTURE), rates):
+        point = _prompts("oracle", str(rate), model, 1024, float(rate))
+        problem = replace(point, device=device).problem()
+        before_s = time.perf_counter()
+        best = plan_operators(problem).sum_r
+        took.append(1e3 * (time.perf_counter() - before_s))
+        try:
+            greedy.append(plan_greedy(problem).sum_r / best - 1)
+        except InvalidInput:
+            gave_up += 1
+        with suppress(InvalidInput):  # There are too many plans to try.
+            exact.append(best / plan_brute(problem).sum_r - 1)
+    return {
+        "oracle_gap_greedy": _mean(greedy),
+        "oracle_gave_up": gave_up,
+        "oracle_gap": max(exact, default=None),
+        "oracle_enumerated": len(exact),
+        "plan_ms_p99": round(sorted(took)[int(0.99 * len(took))], 2),
+    }
 
 
 def throughput_gain(point: Point) -> float:
@@ -466,24 +454,41 @@ def _most(problem: Problem, devices: int, plan: Callable[[Problem], Placed]) -> 
 
 
 Found = Mapping[Point, Cells]
+SAVINGS = (
+    ("gpu_saving", "operators", "devices"),
+    ("gpu_saving_shared", "model-shared", "devices"),
+    ("energy_saving", "operators", "energy_j"),
+    ("memory_saving", "operators", "memory_bytes"),
+)
+"""Of a planner over `model`, by the paper's formulas."""
 
 
 def record(
-    found: Found, tested: Oracle | None = None, gains: Sequence[float] = ()
-) -> dict[str, object]:
-    """As one plain value, for `-o json`. Savings are 1 - planner's / baseline's; points at which
-    algorithm 1 gave up lack its cell.
+    found: Found, tested: Mapping[str, Any] | None = None, gains: Sequence[float] = ()
+) -> dict[str, Any]:
+    """As one plain value, for `-o json`, with what `oracle` tells. Savings are 1 - planner's /
+    baseline's; points at which algorithm 1 gave up lack its cell.
     """
-    saved = partial(_savings, found)
     every = [cell for by in found.values() for cell in by[CONSERVING].values()]
-    refuted = _refuted(found, (GREEDY, "operators"))
-    over_model = saved(CONSERVING, "operators", "model", "devices")
-    over_shared = saved(CONSERVING, "operators", "model-shared", "devices")
-    made: dict[str, object] = {
-        "gpu_saving_max": _most_of(saved(PAPER, "operators", "model", "devices")),
-        "gpu_saving_shared_max": _most_of(saved(PAPER, "model-shared", "model", "devices")),
-        "energy_saving_max": _most_of(saved(PAPER, "operators", "model", "energy_j")),
-        "memory_saving_max": _most_of(saved(PAPER, "operators", "model", "memory_bytes")),
+    models = PLANNERS[:2]
+    fewer = {name: _savings(found, CONSERVING, "operators", name, "devices") for name in models}
+    smaller = {
+        name: _savings(found, CONSERVING, "operators", name, "memory_bytes") for name in models
+    }
+    phases = {
+        phase: {point: by for point, by in found.items() if point.phase is phase} for phase in Phase
+    }
+    figures: dict[str, dict[str, object]] = {}
+    for point, by in found.items():
+        figures.setdefault(point.figure, {})[point.name] = {
+            accounting: {name: _plain(point, cell) for name, cell in planners.items()}
+            for accounting, planners in by.items()
+        }
+    return {
+        **{
+            f"{name}_max": _most_of(_savings(found, PAPER, planner, "model", key))
+            for name, planner, key in SAVINGS
+        },
         "throughput_gain_fixed": {
             "min": round(min(gains), 3),
             "mean": _mean(gains),
@@ -494,55 +499,32 @@ def record(
         "executed_met_min": min((one.executed.met for one in every), default=None),
         "queueing_error": {
             phase.value: {
-                "models": _errors(found, phase, ("model", "model-shared")),
-                "operators": _errors(found, phase, ("operators",)),
+                "models": _errors(of, models),
+                "operators": _errors(of, ("operators",)),
             }
-            for phase in Phase
+            for phase, of in phases.items()
         },
-        "paper_plans_refuted": refuted,
+        "paper_plans_refuted": _refuted(found, (GREEDY, "operators")),
         "paper_models_refuted": _refuted(found, ("model",)),
-        "saving_conserving_max": {
-            "model": _most_of(over_model),
-            "model-shared": _most_of(over_shared),
-        },
-        "saving_conserving_mean": {
-            "model": _mean(over_model),
-            "model-shared": _mean(over_shared),
-        },
+        "saving_conserving_max": {name: _most_of(saved) for name, saved in fewer.items()},
+        "saving_conserving_mean": {name: _mean(saved) for name, saved in fewer.items()},
         "operators_fewer": {
             "points": len(found),
-            "model": sum(each > 0 for each in over_model),
-            "model-shared": sum(each > 0 for each in over_shared),
+            **{name: sum(each > 0 for each in saved) for name, saved in fewer.items()},
         },
-        "memory_saving_conserving_max": {
-            name: _most_of(saved(CONSERVING, "operators", name, "memory_bytes"))
-            for name in ("model", "model-shared")
-        },
+        "memory_saving_conserving_max": {name: _most_of(each) for name, each in smaller.items()},
         "prefill_and_decode": {
             phase.value: _mean(
                 _savings(
-                    {p: by for p, by in found.items() if p.figure == "phase" and p.phase is phase},
+                    {point: by for point, by in of.items() if point.figure == "phase"},
                     *(PAPER, "operators", "model", "devices"),
                 )
             )
-            for phase in Phase
+            for phase, of in phases.items()
         },
+        **(tested or {}),
+        "cells": figures,
     }
-    if tested is not None:
-        made |= {
-            "oracle_gap_greedy": _mean(tested.gap_greedy),
-            "oracle_gave_up": tested.gave_up,
-            "oracle_gap": max(tested.gap, default=None),
-            "oracle_enumerated": len(tested.gap),
-            "plan_ms_p99": round(sorted(tested.plan_ms)[int(0.99 * len(tested.plan_ms))], 2),
-        }
-    figures: dict[str, dict[str, object]] = {}
-    for point, by in found.items():
-        figures.setdefault(point.figure, {})[point.name] = {
-            accounting: {name: _plain(point, cell) for name, cell in planners.items()}
-            for accounting, planners in by.items()
-        }
-    return made | {"cells": figures}
 
 
 def _savings(found: Found, accounting: str, planner: str, over: str, key: str) -> list[float]:
@@ -559,15 +541,15 @@ def _refuted(found: Found, planners: Sequence[str]) -> dict[str, int]:
     return {"plans": len(cells), "refuted": len(missed)}
 
 
-def _errors(found: Found, phase: Phase, planners: Sequence[str]) -> dict[str, float | None]:
+def _errors(found: Found, planners: Sequence[str]) -> dict[str, float | None]:
     """How far the mean that was expected is off, as a share of the executed one, where devices are
     used up to USED_MAX.
     """
     errors = [
         abs(cell.expected_s / cell.executed.mean_s - 1)
-        for point, by in found.items()
+        for by in found.values()
         for name, cell in by[CONSERVING].items()
-        if point.phase is phase and name in planners and cell.used <= USED_MAX
+        if name in planners and cell.used <= USED_MAX
     ]
     return {"max": _most_of(errors), "mean": _mean(errors)}
 
