@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import permutations
 from pathlib import Path
 from statistics import mean, median
@@ -24,7 +24,7 @@ from bench.demo_model import stored_model
 from bench.driving import INSTANCE, LoadedModel
 from bench.harness import Report, Table, show_status
 from bench.weights import model_of_zeros
-from mesh.compute.operators import OperatorSurvey
+from mesh.compute.operators import OperatorSurvey, iteration_s
 from mesh.compute.scaling import Target, best_profile, scaled
 from mesh.compute.survey import undisturbed_s
 from mesh.domain.ids import ModelId
@@ -41,21 +41,28 @@ KV_TOKENS = BATCH_MAX * 1056
 MEMORY_BYTES = 2**40
 """The engine is told that it has so much: what there really is counts beside it."""
 ROUNDS, COST_ROUNDS = 5, 15
-BEFORE = IterationShape(decode_batch=2, decode_context_tokens=64)
+
+
+def _prompt(tokens: int, past: int = 0) -> IterationShape:
+    return IterationShape(prefill_tokens=tokens, prefill_past_tokens=past)
+
+
+def _decode(batch: int, context: int) -> IterationShape:
+    return IterationShape(decode_batch=batch, decode_context_tokens=context)
+
+
+BEFORE = _decode(2, 64)
 """Prompts are timed behind an iteration of another size, decodes behind their like."""
 BETWEEN = (
-    *(IterationShape(prefill_tokens=n, prefill_past_tokens=256) for n in (3, 24)),
-    *(IterationShape(prefill_tokens=n) for n in (20, 96, 384)),
-    *(IterationShape(decode_batch=n, decode_context_tokens=300) for n in (1, 4, 7, 12)),
-    IterationShape(decode_batch=6, decode_context_tokens=800),
+    *(_prompt(3, 256), _prompt(24, 256)),
+    *map(_prompt, (20, 96, 384)),
+    *(_decode(batch, 300) for batch in (1, 4, 7, 12)),
+    _decode(6, 800),
 )
 """Sizes that were not counted themselves."""
-COSTS = (
-    IterationShape(decode_batch=1, decode_context_tokens=128),
-    IterationShape(decode_batch=8, decode_context_tokens=128),
-    IterationShape(prefill_tokens=32),
-)
-POWERED = tuple(IterationShape(decode_batch=n, decode_context_tokens=512) for n in (1, 8, 16))
+COSTS = (_decode(1, 128), _decode(8, 128), _prompt(32))
+SHOWN = (_decode(1, 128), _decode(16, 1024), _prompt(32), _prompt(512))
+POWERED = tuple(_decode(batch, 512) for batch in (1, 8, 16))
 POWERED_S = 10.0
 """For so long each is computed over and over."""
 
@@ -113,9 +120,7 @@ class Counted:
 
 
 def _at(times: OperatorTimes | Profile, shape: IterationShape) -> float:
-    if shape.decode_batch:
-        return times.decode.at(shape.decode_batch, shape.decode_context_tokens)
-    return times.prefill.at(shape.prefill_tokens, shape.prefill_past_tokens)
+    return iteration_s(times.prefill, times.decode, shape)
 
 
 def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
@@ -226,17 +231,7 @@ def _cost(engine: OpenVinoEngine, shape: IterationShape) -> float:
 
 def estimate(known: Profile, other: Profile, *, operators: bool) -> Profile:
     """The other as the cell estimates it, or would by bytes and shape alone."""
-    target = Target(
-        model_id=other.model_id,
-        device=other.device,
-        fingerprint=other.fingerprint,
-        hardware=other.hardware,
-        cores=other.cores,
-        parameters=other.parameters,
-        weights_bytes=other.weights_bytes,
-        kv_bytes_per_token=other.kv_bytes_per_token,
-        widths=other.widths,
-    )
+    target = Target(**{each.name: getattr(other, each.name) for each in fields(Target)})
     return best_profile([known], target) if operators else scaled(known, target)
 
 
@@ -280,14 +275,6 @@ def run(*, quick: bool = False) -> Report:
             "estimate_error_operators": "<= 0.1",
         },
     )
-
-
-SHOWN = (
-    IterationShape(decode_batch=1, decode_context_tokens=128),
-    IterationShape(decode_batch=16, decode_context_tokens=1024),
-    IterationShape(prefill_tokens=32),
-    IterationShape(prefill_tokens=512),
-)
 
 
 def _shown(name: str, counted: Counted) -> Table:

@@ -133,18 +133,9 @@ class OperatorSurvey:
         """Prefill and decode as the counted iterations took, for cores that no profile is of, or as
         `taken_s` says of their sizes. EngineError when either was not counted.
         """
-
-        def seconds(of: _Point) -> float:
-            return of.elapsed_s() if taken_s is None else taken_s(of.shape)
-
-        return self._grids(seconds)
-
-    def _grids(self, seconds: Callable[[_Point], float]) -> tuple[Grid, Grid]:
-        axes = self._axes
-        return (
-            _grid(axes.prefill_rows, axes.prefill_columns, self._prefill, seconds),
-            _grid(axes.decode_rows, axes.decode_columns, self._decode, seconds),
-        )
+        if taken_s is None:
+            return self._grids(_Point.elapsed_s)
+        return self._grids(lambda of: taken_s(of.shape))
 
     def operators(self, prefill: Grid, decode: Grid) -> tuple[OperatorTimes, ...]:
         """Each operator that took any time, and REST: what its share in the counted iterations
@@ -152,22 +143,22 @@ class OperatorSurvey:
         or decode, was not counted.
         """
         found = []
-
-        def whole_s(of: _Point) -> float:
-            s = of.shape
-            if s.decode_batch:
-                return decode.at(s.decode_batch, s.decode_context_tokens)
-            return prefill.at(s.prefill_tokens, s.prefill_past_tokens)
-
         for name in (*Role, REST):
 
             def taken_s(of: _Point, name: str = name) -> float:
-                return max(of.share(name) * whole_s(of), LEAST_S)
+                return max(of.share(name) * iteration_s(prefill, decode, of.shape), LEAST_S)
 
             rows, batches = self._grids(taken_s)
             if max(rows.seconds[-1][-1], batches.seconds[-1][-1]) > LEAST_S:
                 found.append(OperatorTimes(name=name, prefill=rows, decode=batches))
         return tuple(found)
+
+    def _grids(self, seconds: Callable[[_Point], float]) -> tuple[Grid, Grid]:
+        axes = self._axes
+        return (
+            _grid(axes.prefill_rows, axes.prefill_columns, self._prefill, seconds),
+            _grid(axes.decode_rows, axes.decode_columns, self._decode, seconds),
+        )
 
     def _next(self) -> _Point | None:
         """The first that is wanted; of prompts one of the first two, for in use they rarely follow
@@ -179,6 +170,13 @@ class OperatorSurvey:
             return first
         prompts = [point for point in wanted if not point.shape.decode_batch]
         return next((point for point in prompts[:2] if point is not self._last), first)
+
+
+def iteration_s(prefill: Grid, decode: Grid, shape: IterationShape) -> float:
+    """Seconds of an iteration of prompts alone, or of decodes, by these tables."""
+    if shape.decode_batch:
+        return decode.at(shape.decode_batch, shape.decode_context_tokens)
+    return prefill.at(shape.prefill_tokens, shape.prefill_past_tokens)
 
 
 def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
