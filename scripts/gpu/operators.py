@@ -432,11 +432,11 @@ def told(bench: Bench) -> None:
     error = round(max(bench.errors, default=0.1), 3)
     for model, raw in A100["models"].items():
         shape, columns = bench.shape(model), bench.columns[model, 1]
-        models[model] = {key: getattr(shape, key) for key in DRY if key in raw} | {"error": error}
         if Role.NORM in columns and Role.HEAD in columns:
             given = [role for role in Role if role in columns and role is not Role.EMBEDDING]
             rows = {role: [round(each, 5) for each in columns[role]] for role in given}
-            models[model]["milliseconds"] = rows
+            models[model] = {key: getattr(shape, key) for key in DRY if key in raw}
+            models[model] |= {"error": error, "milliseconds": rows}
     watts = {phase: bench.watts.get(of) for phase, of in POWERED.items()}
     table = {
         "source": f"{name}, torch {torch.__version__}, bfloat16, by scripts/gpu/operators.py. "
@@ -456,7 +456,7 @@ def told(bench: Bench) -> None:
     alone = table | {"fit": found | {"all_reduce_s": 0.0, "all_reduce_bytes_per_s": 1e30}}
     off: dict[int, list[float]] = defaultdict(list)
     for (model, devices), columns in bench.columns.items():
-        if devices > 1:
+        if devices > 1 and model in models:
             sitting.keep(f"{model}_{devices}_ms", columns)
             for of in tables.read_operators(model, models[model], alone, devices):
                 for n, took_ms in zip(TOKENS, columns.get(of.role, ()), strict=False):

@@ -1,7 +1,8 @@
 """Tables of operators that ship with mesh, one file a device, for groups of 1 to 8 of them.
 
-What was measured or derived by tokens is read; what was not, and how an operator shrinks when it is
-divided over devices, follows from the model's shape by the fits of the file. After: `mesh.plan`.
+What was measured or derived by tokens is read; attention, the embedding, and how an operator
+shrinks when it is divided over devices follow from the model's shape by the fits of the file.
+After: `mesh.plan`.
 """
 
 import json
@@ -33,8 +34,6 @@ PROMPTS = tuple(sorted({round(2 ** (n / 4)) for n in range(69)}))
 """To 131,072 tokens: between two of them the square of the length is off by less than 1 %."""
 DEVICES = ("a100", "h100")
 """The devices that there are files of."""
-SCALED_FROM = "qwen2-7b"
-"""The model by whose rows those are scaled, by width, that the file lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,33 +149,17 @@ def read_operators(
     """The operators of one model of a file in the form of `a100.json`, whose `fit` may lack what a
     product and a prompt's attention take at the least. Raises InvalidInput for what no model has.
     """
-    tokens = tuple(file["tokens"])
-    given = raw.get("milliseconds")
-    if given is not None:
-        check_roles(model, [Role.EMBEDDING, Role.ATTENTION, *given])
-        for role, column in given.items():
-            if len(column) != len(tokens):
-                raise InvalidInput(
-                    f"{model}: {role} has {len(column)} times for {len(tokens)} sizes"
-                )
-    like = file["models"][SCALED_FROM]
-    times = _Times(
-        shape=_shape(raw),
-        fit=file["fit"],
-        devices=devices,
-        like=_shape(like),
-        rows={
-            role: Grid(
-                rows=tokens,
-                columns=(0,),
-                seconds=tuple((each / 1e3,) for each in like["milliseconds"][role]),
-            )
-            for role in _SCALED
-        }
-        if given is None
-        else {},
+    tokens, columns = tuple(file["tokens"]), raw["milliseconds"]
+    check_roles(model, [Role.EMBEDDING, Role.ATTENTION, *columns])
+    for role, column in columns.items():
+        if len(column) != len(tokens):
+            raise InvalidInput(f"{model}: {role} has {len(column)} times for {len(tokens)} sizes")
+    times = FittedTimes(shape=_shape(raw), fit=file["fit"], devices=devices)
+    return tuple(
+        times.operator(role, tokens, columns.get(role))
+        for role in Role
+        if role in (Role.EMBEDDING, Role.ATTENTION, *columns)
     )
-    return tuple(times.operator(role, tokens, (given or {}).get(role)) for role in times.roles())
 
 
 def _shape(raw: Mapping[str, Any]) -> Shape:
@@ -224,29 +207,15 @@ def decode_s(fit: Fit, batch: float, read_bytes: float) -> float:
 
 _UNDIVIDED = (Role.EMBEDDING, Role.NORM, Role.RESIDUAL, Role.GATE)
 """The operators that each device of a group computes for itself."""
-_SCALED = (Role.NORM, Role.ROPE, Role.RESIDUAL, Role.ACTIVATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
+class FittedTimes:
     """The fits of a file, for one shape on so many devices."""
 
     shape: Shape
     fit: Fit
     devices: int
-    like: Shape
-    """The shape of the model that `rows` are of."""
-    rows: Mapping[Role, Grid]
-    """Seconds of a layer by tokens, of what is scaled by width; empty where a column is given."""
-
-    def roles(self) -> list[Role]:
-        inner = (
-            {Role.GATE, Role.EXPERTS, *([Role.SHARED_EXPERT] if self.shape.shared_inner else [])}
-            if self.shape.experts
-            else {Role.GATE_UP, Role.DOWN}
-        )
-        left_out = {Role.GATE, Role.EXPERTS, Role.SHARED_EXPERT, Role.GATE_UP, Role.DOWN} - inner
-        return [role for role in Role if role not in left_out]
 
     def operator(
         self, role: Role, tokens: tuple[int, ...], given: Sequence[float] | None
@@ -270,10 +239,8 @@ class _Times:
                 ),
             )
         else:
-            column = tuple(
-                (self._seconds(role, n, None if given is None else given[i] / 1e3),)
-                for i, n in enumerate(tokens)
-            )
+            known = given or [None] * len(tokens)
+            column = tuple((self._seconds(role, *of),) for of in zip(tokens, known, strict=True))
             prefill = decode = Grid(rows=tokens, columns=(0,), seconds=column)
         inputs, outputs = self._widths(role)
         parts = 1 if role in _UNDIVIDED else self.devices
@@ -290,17 +257,18 @@ class _Times:
             output_bytes_per_row=BYTES * outputs,
         )
 
-    def _seconds(self, role: Role, rows: int, given: float | None) -> float:
-        """Seconds of a layer. What is given of one device shrinks over several as the fit does."""
-        alone, divided = (self._fitted(role, rows, devices) for devices in (1, self.devices))
+    def _seconds(self, role: Role, rows: int, given_ms: float | None) -> float:
+        """Of a layer. What is given of one device shrinks over several as the fit does."""
+        alone, divided = (self.fitted(role, rows, devices) for devices in (1, self.devices))
         reduced = 0.0
         if self.devices > 1 and role in (Role.OUTPUT, Role.DOWN, Role.EXPERTS):
             fit = self.fit
             reduced = fit["all_reduce_s"]
             reduced += rows * self.shape.hidden * BYTES / fit["all_reduce_bytes_per_s"]
-        return (divided if given is None else given * divided / alone) + reduced
+        return (divided if given_ms is None else given_ms / 1e3 * divided / alone) + reduced
 
-    def _fitted(self, role: Role, rows: int, devices: int) -> float:
+    def fitted(self, role: Role, rows: int, devices: int) -> float:
+        """By the fits alone; what they have no formula for goes with its elements."""
         shape, hidden = self.shape, self.shape.hidden
         if (sizes := shape.product(role, devices)) is not None:
             return self._product_s(rows, *sizes)
@@ -320,17 +288,7 @@ class _Times:
                 width = hidden if role is Role.EMBEDDING else 2 * shape.kv(devices)
                 return moved_s(self.fit, BYTES * rows * width)
             case _:
-                return self._scaled(role, rows, devices)
-
-    def _scaled(self, role: Role, rows: int, devices: int) -> float:
-        """As long as the known model takes for as many elements."""
-        if role not in self.rows:
-            # A column is given: over several devices it has fewer elements of it to compute.
-            return 1.0 / devices if role in (Role.ROPE, Role.ACTIVATION) else 1.0
-        elements = rows * self._widths(role)[1] / self._widths(role, self.like)[1]
-        if role in (Role.ROPE, Role.ACTIVATION):
-            elements /= devices
-        return self.rows[role].at(elements, 0)
+                return 1.0 / (devices if role in (Role.ROPE, Role.ACTIVATION) else 1)
 
     def _product_s(self, rows: int, inner: int, columns: int) -> float:
         read_bytes = BYTES * (rows * inner + inner * columns + rows * columns)
@@ -350,27 +308,20 @@ class _Times:
         }
         return of.get(role, 0)
 
-    def _widths(self, role: Role, shape: Shape | None = None) -> tuple[int, int]:
+    def _widths(self, role: Role) -> tuple[int, int]:
         """The numbers of a row that an operator takes and gives."""
-        shape = self.shape if shape is None else shape
-        hidden, queries = shape.hidden, shape.queries
+        shape, hidden, queries = self.shape, self.shape.hidden, self.shape.queries
         both = queries + 2 * shape.kv_heads * shape.head_size
-        match role:
-            case Role.QKV | Role.ROPE:
-                return (hidden if role is Role.QKV else both), both
-            case Role.KV_WRITE | Role.ATTENTION:
-                return both, both if role is Role.KV_WRITE else queries
-            case Role.OUTPUT:
-                return queries, hidden
-            case Role.GATE:
-                return hidden, hidden + shape.experts
-            case Role.GATE_UP:
-                return hidden, 2 * shape.inner
-            case Role.ACTIVATION:
-                return 2 * shape.activated, shape.activated
-            case Role.DOWN:
-                return shape.inner, hidden
-            case Role.EXPERTS | Role.SHARED_EXPERT | Role.NORM | Role.RESIDUAL | Role.EMBEDDING:
-                return hidden, hidden
-            case Role.HEAD:
-                return hidden, shape.vocabulary
+        others = {
+            Role.QKV: (hidden, both),
+            Role.ROPE: (both, both),
+            Role.KV_WRITE: (both, both),
+            Role.ATTENTION: (both, queries),
+            Role.OUTPUT: (queries, hidden),
+            Role.GATE: (hidden, hidden + shape.experts),
+            Role.GATE_UP: (hidden, 2 * shape.inner),
+            Role.ACTIVATION: (2 * shape.activated, shape.activated),
+            Role.DOWN: (shape.inner, hidden),
+            Role.HEAD: (hidden, shape.vocabulary),
+        }
+        return others.get(role, (hidden, hidden))
