@@ -21,7 +21,16 @@ from mesh.plan import conserving
 from mesh.plan.conserving import Placed
 from mesh.plan.placement import place_greedy, place_whole
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators, whole_plan
-from mesh.plan.problem import LANES_MAX, Demand, Plan, Problem, batches_of, slo_of
+from mesh.plan.problem import (
+    LANES_MAX,
+    SAMPLE,
+    Demand,
+    Plan,
+    Problem,
+    batches_of,
+    sample_of,
+    slo_of,
+)
 from mesh.sim.operators.execution import Executed, Execution, poisson
 from mesh.sim.operators.tables import DEVICES, devices_needed, operator_table
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
@@ -39,8 +48,6 @@ LOAD_MAX = 12.0
 """Device-seconds a second, at full speed, of the figure over lengths: longer prompts come less
 often.
 """
-SAMPLE = 16
-"""Quantiles that stand for a distribution of lengths."""
 MET = 0.99
 """What each trial must keep for its plan to count, which is then executed with other arrivals."""
 TRIAL_RATE = 1.1
@@ -181,8 +188,7 @@ def _over_phases() -> Iterable[Point]:
         ("azure-code", AZURE_CODE, 20.0),
         ("mooncake-conversation", LONG_CONTEXT, 3.4),
     ):
-        shares = [(number + 0.5) / SAMPLE for number in range(SAMPLE)]
-        prompts = [lengths.input.at(share) for share in shares]
+        prompts = [lengths.input.at((number + 0.5) / SAMPLE) for number in range(SAMPLE)]
         yield from _both("phase", name, prompts, lengths.output.mean(), rate)
 
 
@@ -217,15 +223,10 @@ def _of_trace(path: Path) -> Iterable[Point]:
             hint="give a trace that tells them, such as the Azure LLM trace",
         )
     trace = read(path)
-    prompts = _quantiles([each.input_tokens for each in trace.arrivals])
+    prompts = sample_of([each.input_tokens for each in trace.arrivals])
     answer = fmean(each.output_tokens for each in trace.arrivals)
     rate = len(trace.arrivals) / trace.duration_s
     yield from _both("trace", path.stem, prompts, answer, rate)
-
-
-def _quantiles(tokens: Iterable[int]) -> list[int]:
-    ordered = sorted(tokens)
-    return [ordered[int((number + 0.5) / SAMPLE * len(ordered))] for number in range(SAMPLE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,14 @@ from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes
-from mesh.plan.queueing import batched_sojourn_s, erlang_c, present, shared_s, wait_of_s
+from mesh.plan.queueing import (
+    batched_sojourn_s,
+    erlang_c,
+    present,
+    shared_s,
+    wait_of_s,
+    worked_s,
+)
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
 """The parts of the time that an SLO leaves for waiting which a plan of operators is made for, tried
@@ -133,15 +140,13 @@ def token_s(
     however long answers are. Infinite where the devices cannot do the work.
     """
     yields, sizes = {batch: yields_of(batch) for batch in seconds}, list(seconds)
-    alone_s = seconds[sizes[0]]
+    alone_s, single = seconds[sizes[0]], yields[sizes[0]][: lanes + 1]
     servers = devices * lanes
 
     def done(number: int) -> float:
         batch = max(number / servers, 1.0)
         if batch == 1.0:
-            full, over = divmod(number, devices)
-            together = over * yields[sizes[0]][min(full + 1, lanes)]
-            return (together + (devices - over) * yields[sizes[0]][full]) / alone_s
+            return worked_s(number, devices, single) / alone_s
         like = sizes[bisect_right(sizes, batch) - 1]
         return devices * yields[like][lanes] * batch / service_s(seconds, batch)
 

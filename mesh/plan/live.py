@@ -10,7 +10,7 @@ loaded ahead.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -23,13 +23,11 @@ from mesh.domain.slo import Slo
 from mesh.domain.values import dataclass
 from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.conserving import service_s, token_s
-from mesh.plan.problem import Demand
+from mesh.plan.problem import Demand, sample_of
 from mesh.plan.queueing import shared_s
 
 USED_MAX = 0.8
 """Instances are planned for so much of what they can carry: up to there the formulas hold."""
-SAMPLE = 16
-"""Quantiles that stand for the lengths of prompts."""
 ROUNDS = 16
 """Until a fixed point is near enough."""
 FILLED = 0.95
@@ -167,22 +165,6 @@ class _Work:
         return found
 
 
-class _Works:
-    """The work of these calls for any host, made once for all that are alike: a cell has a hundred
-    nodes of one kind.
-    """
-
-    def __init__(self, calls: Arrivals, slo: Slo, chunk_tokens: int) -> None:
-        self._given = calls, slo, chunk_tokens
-        self._made: dict[tuple[int, int, float, float], _Work] = {}
-
-    def of(self, host: Host, longer: float = 1.0) -> _Work:
-        like = id(host.profile), host.batch_max, host.factor, longer
-        if like not in self._made:
-            self._made[like] = _Work(host, *self._given, longer)
-        return self._made[like]
-
-
 def plan(
     hosts: Sequence[Host], calls: Arrivals, slo: Slo, *, replicas_max: int, chunk_tokens: int
 ) -> InstancePlan:
@@ -193,33 +175,36 @@ def plan(
     """
     if not (math.isfinite(calls.answer_tokens) and calls.answer_tokens >= 1):
         raise InvalidInput(f"answers have {calls.answer_tokens:g} tokens; they must have 1 or more")
-    prompts = sorted(calls.prompts)
-    count = min(len(prompts), SAMPLE)
-    sample = tuple(prompts[(2 * n + 1) * len(prompts) // (2 * count)] for n in range(count))
-    calls = replace(calls, prompts=sample)
+    calls = replace(calls, prompts=sample_of(calls.prompts))
     ttft_slo_s = fmean([slo.ttft_limit_s(tokens) for tokens in calls.prompts] or [slo.ttft_s])
     Demand(rate_per_s=calls.rate_per_s, lengths=calls.prompts, slo_s=ttft_slo_s)  # checks them
-    works = _Works(calls, slo, chunk_tokens)
+    made: dict[tuple[int, int, float, float], _Work] = {}
+
+    def work(host: Host, longer: float = 1.0) -> _Work:
+        """Made once for all hosts that are alike: a cell has a hundred nodes of one kind."""
+        like = id(host.profile), host.batch_max, host.factor, longer
+        if like not in made:
+            made[like] = _Work(host, calls, slo, chunk_tokens, longer)
+        return made[like]
+
     able = [
-        host
-        for host in hosts
-        if works.of(host).carried_per_s > 0 and works.of(host).prompt_s <= ttft_slo_s
+        host for host in hosts if work(host).carried_per_s > 0 and work(host).prompt_s <= ttft_slo_s
     ]
     none = InstancePlan(calls=calls)
     if not able:
-        ttft_s = min(works.of(host).prompt_s for host in hosts)
-        tpot_s = min(works.of(host).token_s for host in hosts)
+        ttft_s = min(work(host).prompt_s for host in hosts)
+        tpot_s = min(work(host).token_s for host in hosts)
         return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, "unloaded")
     most = min(len(able), replicas_max)
     found, carries = none, list[InstancePlan]()
     for count in range(1, most + 1):
         taken = able[:count]
-        carried_per_s = sum(works.of(host).carried_per_s for host in taken)
+        carried_per_s = sum(work(host).carried_per_s for host in taken)
         if count < most and calls.rate_per_s > USED_MAX * carried_per_s:
             continue
-        found = _planned(taken, works, calls, slo, ttft_slo_s)
+        found = _planned(taken, work, calls, slo, ttft_slo_s)
         if found.utilisation <= USED_MAX:
-            if _kept(found, ttft_slo_s, slo):
+            if found.ttft_s <= ttft_slo_s and found.tpot_s <= slo.tpot_s:
                 return found
             carries.append(found)
     if found.utilisation > USED_MAX:
@@ -233,42 +218,33 @@ def plan(
     return _lacking(carries[0], slo, ttft_slo_s, found.ttft_s, found.tpot_s, where)
 
 
-def _kept(found: InstancePlan, ttft_slo_s: float, slo: Slo) -> bool:
-    return found.ttft_s <= ttft_slo_s and found.tpot_s <= slo.tpot_s
-
-
 def _lacking(
     found: InstancePlan, slo: Slo, ttft_slo_s: float, ttft_s: float, tpot_s: float, where: str
 ) -> InstancePlan:
     message = f"a TTFT of {ttft_s:.3g} s and a TPOT of {tpot_s:.3g} s are the least {where}; the "
     message += f"SLO asks for {ttft_slo_s:.3g} and {slo.tpot_s:.3g} s"
-    hint = f"feasible are ttft_s: {_up(ttft_s)} and tpot_s: {_up(tpot_s)}, or more"
+    # A hundredth more, since three digits may be less than it is.
+    hint = f"feasible are ttft_s: {1.01 * ttft_s:.3g} and tpot_s: {1.01 * tpot_s:.3g}, or more"
     return replace(found, lacks=message, hint=hint)
 
 
-def _up(seconds: float) -> str:
-    """Three digits, and no less than it is."""
-    return f"{seconds * 1.01:.3g}"
-
-
 def _planned(
-    hosts: Sequence[Host], works: _Works, calls: Arrivals, slo: Slo, ttft_slo_s: float
+    hosts: Sequence[Host], work: Callable[..., _Work], calls: Arrivals, slo: Slo, ttft_slo_s: float
 ) -> InstancePlan:
     """What calls meet with on these hosts, which are filled one after the other."""
-    carried_per_s = sum(works.of(host).carried_per_s for host in hosts)
+    carried_per_s = sum(work(host).carried_per_s for host in hosts)
     errors = [host.error for host in hosts if host.error is not None]
     error = max(errors) if len(errors) == len(hosts) else None
     means = [0.0] * 4
     watts, left_per_s = 0.0, calls.rate_per_s
     used = max(FILLED, calls.rate_per_s / carried_per_s)
     for host in hosts:
-        work = works.of(host)
-        rate_per_s = min(left_per_s, used * work.carried_per_s)
+        rate_per_s = min(left_per_s, used * work(host).carried_per_s)
         left_per_s -= rate_per_s
         busy = 0.0
         if rate_per_s > 0:
-            found = work.expected(rate_per_s)
-            later = works.of(host, 1 + (error or 0.0)).expected(rate_per_s)
+            found = work(host).expected(rate_per_s)
+            later = work(host, 1 + (error or 0.0)).expected(rate_per_s)
             times = [found.ttft_s, found.tpot_s, later.ttft_s, later.tpot_s]
             if left_per_s > 0:
                 times = [*map(min, times, 2 * (ttft_slo_s, slo.tpot_s))]
@@ -281,7 +257,7 @@ def _planned(
         calls=calls,
         replicas=len(hosts),
         nodes=tuple(host.node_id for host in hosts),
-        batch_max=min(works.of(host).batch_max for host in hosts),
+        batch_max=min(work(host).batch_max for host in hosts),
         ttft_s=means[0],
         tpot_s=means[1],
         error=error,

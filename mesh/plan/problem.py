@@ -16,6 +16,8 @@ from mesh.plan.queueing import wait_of_s, wait_s
 
 REPLICAS_MAX = 1024
 """The replicas of one station: beyond that a rate is above all capacity."""
+SAMPLE = 16
+"""Quantiles that stand for a distribution of lengths."""
 LANES_MAX = 4
 """Iterations that share a device at a time; the curves say nothing of shares below a quarter."""
 
@@ -269,6 +271,12 @@ def held_bytes(choices: Sequence[Choice], there: Mapping[int, int], lanes: int |
 def slo_of(table: OperatorTable, lengths: Sequence[int], times: float) -> float:
     """`times` what the longest takes unloaded, alone in its batch."""
     return times * table.seconds((max(lengths),))
+
+
+def sample_of(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Quantiles of lengths, at most SAMPLE."""
+    ordered, count = sorted(lengths), min(len(lengths), SAMPLE)
+    return tuple(ordered[(2 * n + 1) * len(ordered) // (2 * count)] for n in range(count))
 
 
 def batches_of(phase: Phase) -> tuple[int, ...]:

@@ -74,21 +74,22 @@ def shared_s(
     service does not depend on how services vary, what waits does (`wait_of_s`). With one request a
     device and `variation` 1 it is M/M/R. Infinite where the devices cannot do the work.
     """
-    lanes = len(yields) - 1
-    servers = devices * lanes
-
-    def done(number: int) -> float:
-        full, over = divmod(number, devices)
-        together = over * yields[min(full + 1, lanes)] + (devices - over) * yields[full]
-        return together / work_s
-
-    there, used = present(rate_per_s, done, servers)
+    servers = devices * (len(yields) - 1)
+    there, used = present(
+        rate_per_s, lambda number: worked_s(number, devices, yields) / work_s, servers
+    )
     if used >= 1:
         return math.inf, math.inf
     beyond = there[-1] * used / (1 - used)
     served = sum(number * share for number, share in enumerate(there)) + servers * beyond
     waiting = _varied(variation, used * servers, servers) * beyond / (1 - used)
     return served / rate_per_s, waiting / rate_per_s
+
+
+def worked_s(number: int, devices: int, yields: Sequence[float]) -> float:
+    """Seconds of work that devices do in a second with so many requests spread evenly."""
+    full, over = divmod(number, devices)
+    return over * yields[min(full + 1, len(yields) - 1)] + (devices - over) * yields[full]
 
 
 def present(
