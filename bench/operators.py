@@ -54,8 +54,8 @@ def _decode(batch: int, context: int) -> IterationShape:
 BEFORE = _decode(2, 64)
 """Prompts are timed behind an iteration of another size, decodes behind their like."""
 BETWEEN = (
-    *(_prompt(3, 256), _prompt(24, 256)),
-    *map(_prompt, (20, 96, 384)),
+    *(_prompt(tokens, 256) for tokens in (3, 20, 80)),
+    *map(_prompt, (20, 40, 80, 160, 320, 448)),
     *(_decode(batch, 300) for batch in (1, 4, 7, 12)),
     _decode(6, 800),
 )

@@ -78,8 +78,8 @@ def _table(rows: str, name: str, grid: Grid) -> tuple[list[Column[Times]], list[
 
 
 def operators(profile: Profile) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
-    """Title, headings and rows: milliseconds of each operator in prompts without a past, and in
-    decodes at the least context and the largest; and the same with some of the cores.
+    """Title, headings and rows: milliseconds of each operator in prompts without a past, of sizes
+    that double, and in decodes at the least context and the largest; the same with some cores.
     """
     tables = _of_operators(profile.operators, "by operator")
     for of in profile.by_cores:
@@ -94,7 +94,7 @@ def _of_operators(
     if not counted:
         return []
     prefill, decode = counted[0].prefill, counted[0].decode
-    tokens = [(n, 0) for n in prefill.rows]
+    tokens = [(n, 0) for n in prefill.rows if n.bit_count() == 1]
     ends = sorted({decode.columns[0], decode.columns[-1]})
     batches = [(n, context) for context in ends for n in decode.rows]
     return [

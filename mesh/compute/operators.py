@@ -17,7 +17,8 @@ from mesh.domain.operators import Role
 from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes
 from mesh.domain.values import dataclass
 
-PREFILL_TOKENS = (1, 2, 4, STEP_ROWS, 8, 16, 32, 64, 128, 256, 512)
+PREFILL_TOKENS = (1, 2, 4, STEP_ROWS, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Between those that double, products go over to other kernels or divide their rows otherwise."""
 BATCHES = (1, 2, 4, STEP_ROWS, 8, 16)
 PAST_TOKENS_MAX = 1024
 CONTEXT_TOKENS = (128, 512, 1024)
