@@ -16,9 +16,7 @@ from mesh.domain.errors import MeshError, NotFound
 from mesh.evaluation.operator_page import HEADERS, page, rows
 from mesh.evaluation.operators import (
     QUICK,
-    Cells,
     Effort,
-    Point,
     PointJob,
     oracle,
     points,
@@ -83,11 +81,8 @@ def operators(
             for point in every
             if point.figure.startswith("qps") and point.name in GAINS
         ]
-    found: dict[Point, Cells] = {}
+    found = {end.job.point: end.run for end in ends if not isinstance(end, Failed)}
     failed = [end for end in ends if isinstance(end, Failed)]
-    for end in ends:
-        if not isinstance(end, Failed):
-            found[end.job.point] = end.run
     if html is not None:
         html.write_text(page(found), encoding="utf-8")
         output.message(f"written: {html}")

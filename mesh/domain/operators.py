@@ -217,20 +217,18 @@ class OperatorTable:
 
 def check_roles(model: str, roles: Sequence[str]) -> None:
     """Raise InvalidInput unless these are the operators of a model, each once."""
-    known = {role.value for role in Role}
-    for role in roles:
-        if role not in known:
-            raise InvalidInput(
-                f"{model}: there is no operator {role!r}", hint=f"known are {', '.join(Role)}"
-            )
+    if unknown := [role for role in roles if role not in [*Role]]:
+        raise InvalidInput(
+            f"{model}: there is no operator {unknown[0]!r}", hint=f"known are {', '.join(Role)}"
+        )
     if twice := [role for role in Role if roles.count(role) > 1]:
         raise InvalidInput(f"{model}: the operator {twice[0]} is there twice")
     wanted = MIXTURE if Role.EXPERTS in roles else DENSE
-    if missing := [role.value for role in Role if role in wanted and role not in roles]:
+    if missing := [role for role in Role if role in wanted and role not in roles]:
         raise InvalidInput(
             f"{model}: the table lacks {', '.join(missing)}",
             hint="an iteration cannot be summed without them",
         )
-    beside = [*sorted(wanted), Role.SHARED_EXPERT] if wanted is MIXTURE else [*wanted]
-    if more := [role for role in Role if role in roles and role not in beside]:
+    beside = {Role.SHARED_EXPERT} if wanted is MIXTURE else set()
+    if more := [role for role in Role if role in roles and role not in wanted | beside]:
         raise InvalidInput(f"{model}: {more[0]} belongs to another kind of model")

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import OperatorTable, Phase, Role, ShareCurve
-from mesh.plan.queueing import wait_of_s, wait_s
+from mesh.plan.queueing import wait_of_s
 
 REPLICAS_MAX = 1024
 """The replicas of one station: beyond that a rate is above all capacity."""
@@ -232,10 +232,9 @@ class Problem:
         """Mean seconds at a station, with the transfer from it (a term of eq. 3)."""
         service_s = choice.service_s * self.stretched
         rate = self.demand.rate_per_s / choice.batch
-        if self.conserving:
-            waited = wait_of_s(rate, service_s, replicas, self.variation)
-        else:
-            waited = wait_s(rate, service_s, replicas)
+        # By equation 1 services have no memory, and so a variation of 1.
+        variation = self.variation if self.conserving else 1.0
+        waited = wait_of_s(rate, service_s, replicas, variation)
         part = choice.batch if self.divided else 1
         return (service_s + waited) / part + choice.transfer_s
 

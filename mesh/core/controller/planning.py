@@ -13,7 +13,6 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import WantInstances
-from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.reasons import ProfileSource
@@ -50,7 +49,7 @@ def planned(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals | None) -
             hint="plan for shorter prompts",
         )
     made = plan(
-        _hosts(ctx, entry, deployment, calls),
+        _hosts(ctx, entry, calls),
         calls,
         entry.slo,
         replicas_max=entry.spec.scaling.replicas_max,
@@ -59,9 +58,7 @@ def planned(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals | None) -
     return replace(made, revision=deployment.revision)
 
 
-def _hosts(
-    ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, calls: Arrivals
-) -> list[Host]:
+def _hosts(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals) -> list[Host]:
     """Those that hold an instance, and then those with room for one, as the policy ranks them."""
     takers = [node for node in ctx.cell.nodes.values() if ctx.takes(node, entry.spec)]
     if not takers:
@@ -74,8 +71,8 @@ def _hosts(
     there = [i.node for i in entry.instances.values() if i.takes_requests and i.node in large]
     needs = InstanceNeeds(ctx, entry, ())
     others = [node for node in large if node not in there and needs.room(node) is not None]
-    ordered = [*dict.fromkeys(there), *ctx.ranked(others, deployment)]
-    hosts = [_host(ctx, entry, deployment, node, calls) for node in ordered]
+    ordered = [*dict.fromkeys(there), *ctx.ranked(others, entry.made)]
+    hosts = [_host(ctx, entry, node, calls) for node in ordered]
     known = [host for host in hosts if host.profile.origin is not ProfileSource.ESTIMATE]
     if not hosts:
         raise Unavailable(
@@ -90,14 +87,8 @@ def _hosts(
     return known
 
 
-def _host(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    deployment: Deployment,
-    node: NodeEntry,
-    calls: Arrivals,
-) -> Host:
-    footprint = node.footprint_of(deployment)
+def _host(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, calls: Arrivals) -> Host:
+    footprint = node.footprint_of(entry.made)
     tokens = sum(calls.prompts) / max(len(calls.prompts), 1) + calls.answer_tokens
     blocks = max(tokens / footprint.block_tokens, 1.0)
     kv_bytes = node.capacity_bytes - footprint.instance_bytes(0)
@@ -105,7 +96,7 @@ def _host(
     there = next((i for i in entry.instances.values() if i.node is node), None)
     return Host(
         node_id=node.node_id,
-        profile=ctx.cell.profile_on(node, deployment),
+        profile=ctx.cell.profile_on(node, entry.made),
         batch_max=max(min(batch_max(ctx, entry, node), fit), 1),
         factor=1.0 if there is None else there.correction.factor(ctx.now_s),
         error=(there.off_p95 or None) if there is not None else None,
