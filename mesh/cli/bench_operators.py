@@ -15,8 +15,8 @@ from mesh.cli.progress import progress
 from mesh.domain.errors import MeshError, NotFound
 from mesh.evaluation.operator_page import HEADERS, page, rows
 from mesh.evaluation.operators import (
+    FULL,
     QUICK,
-    Effort,
     PointJob,
     oracle,
     points,
@@ -72,9 +72,9 @@ def operators(
         every = [point for point in every if point.figure.startswith(begin)]
         if not every:
             raise click.UsageError(f"there is no figure {figures!r}")
-    effort = QUICK if quick else Effort()
+    requests = QUICK if quick else FULL
     with progress("operators") as show:
-        ends = run_all([PointJob(point=point, effort=effort) for point in every], jobs, show)
+        ends = run_all([PointJob(point=point, requests=requests) for point in every], jobs, show)
         tested = None if trace is not None else oracle(device=device)
         gains = [
             throughput_gain(point)

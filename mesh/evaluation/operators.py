@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -56,26 +57,14 @@ SEED = 1
 RATE_TIMES = 6
 """Times a point's rate, up to which its devices are loaded."""
 TRIAL_SEEDS = (1_000_001, 1_000_002, 1_000_003)
-PASSES = 32
-"""Tokens of an answer, executed."""
+PASSES, FEWER = 32, 4
+"""Tokens of an answer, executed, and so many times fewer answers than prompts."""
+VISITS = 2
+"""The turns in which an iteration comes by its layers."""
+FULL, QUICK = 5000, 1000
+"""Requests of a trial, and of an execution."""
 USED_MAX = 0.8
 """`queueing_error` counts plans whose devices are used up to that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How much is executed: requests of a trial, of an execution, and the turns in which an
-    iteration comes by its layers.
-    """
-
-    trial: int = 5000
-    executed: int = 5000
-    visits: int = 2
-    answers: int = 4
-    """So many times fewer where each request is an answer of PASSES iterations."""
-
-
-QUICK = Effort(trial=1000, executed=1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +223,7 @@ class PointJob:
     """All plans of a point (`mesh.evaluation.runs.Job`)."""
 
     point: Point
-    effort: Effort
+    requests: int
 
     @property
     def name(self) -> str:
@@ -245,17 +234,17 @@ class PointJob:
         return self.point.rate_per_s
 
     def compute(self) -> dict[str, dict[str, Cell]]:
-        return cells(self.point.problem(), self.effort)
+        return cells(self.point.problem(), self.requests)
 
 
-def cells(problem: Problem, effort: Effort) -> dict[str, dict[str, Cell]]:
+def cells(problem: Problem, requests: int) -> dict[str, dict[str, Cell]]:
     """By accounting and planner. Raises InvalidInput where the SLO is infeasible."""
     made: dict[str, dict[str, Cell]] = {PAPER: {}, CONSERVING: {}}
-    run = _Executions(problem=problem, effort=effort)
-    for name, planned in _paper(problem).items():
+    run = _Executions(problem=problem, requests=requests)
+    for name in PLANNERS:
         before_s = time.perf_counter()
         try:
-            placed = planned()
+            placed = _paper(problem, name)
         except InvalidInput:
             if name != GREEDY:
                 raise
@@ -276,11 +265,11 @@ class _Executions:
     """What was executed of a problem; each plan once, though several planners come to it."""
 
     problem: Problem
-    effort: Effort
+    requests: int
     known: dict[object, Executed] = field(default_factory=dict)
 
     def executed(self, placed: Placed) -> Executed:
-        return self._once(placed, self.effort.executed, SEED, 0.0)
+        return self._once(placed, SEED, 0.0)
 
     def first_kept(self, candidates: Iterable[Placed]) -> tuple[Placed, float]:
         """The first whose trials keep the SLO, and the milliseconds that planning took. Raises
@@ -289,9 +278,7 @@ class _Executions:
         plan_s, before_s = 0.0, time.perf_counter()
         for placed in candidates:
             plan_s += time.perf_counter() - before_s
-            if all(
-                self._once(placed, self.effort.trial, seed, MET).met >= MET for seed in TRIAL_SEEDS
-            ):
+            if all(self._once(placed, seed, MET).met >= MET for seed in TRIAL_SEEDS):
                 return placed, 1e3 * plan_s
             before_s = time.perf_counter()
         raise InvalidInput(
@@ -300,13 +287,13 @@ class _Executions:
             hint="raise the SLO",
         )
 
-    def _once(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
+    def _once(self, placed: Placed, seed: int, least_met: float) -> Executed:
         key = (placed.plan.stations, placed.placement, placed.lanes, seed)
         if key not in self.known:
-            self.known[key] = self._execute(placed, count, seed, least_met)
+            self.known[key] = self._execute(placed, seed, least_met)
         return self.known[key]
 
-    def _execute(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
+    def _execute(self, placed: Placed, seed: int, least_met: float) -> Executed:
         """A plan under Poisson arrivals, quicker ones in a trial; it ends early once fewer than
         `least_met` can keep the SLO. The first requests, until the answers among them are through,
         do not count.
@@ -314,8 +301,7 @@ class _Executions:
         table, demand = self.problem.table, self.problem.demand
         tokens_per_s = demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
         passes = passes_of(table.phase)
-        if passes > 1:
-            count //= self.effort.answers
+        count = self.requests // (1 if passes == 1 else FEWER)
         warm = count // 10
         if passes > 1:
             warm = max(warm, round(2 * tokens_per_s * demand.slo_s))
@@ -325,7 +311,7 @@ class _Executions:
             placed.placement,
             slo_s=demand.slo_s,
             lanes=placed.lanes,
-            visits=self.effort.visits,
+            visits=VISITS,
             misses_max=int((1 - least_met) * count) if least_met else None,
         )
         rate = tokens_per_s / passes
@@ -337,19 +323,15 @@ def passes_of(phase: Phase) -> int:
     return PASSES if phase is Phase.DECODE else 1
 
 
-def _paper(problem: Problem) -> dict[str, Callable[[], Placed]]:
-    """Plans and placements by the paper's formulas."""
-    return {
-        "model": lambda: _model(problem),
-        "model-shared": lambda: _shared(problem),
-        GREEDY: lambda: _by_algorithm_2(problem, plan_greedy(problem)),
-        "operators": lambda: _by_algorithm_2(problem, plan_operators(problem)),
-    }
-
-
-def _model(problem: Problem) -> Placed:
-    plan = plan_model(problem)
-    return Placed(plan=plan, placement=place_whole(plan), expected_s=problem.expected_s(plan))
+def _paper(problem: Problem, name: str) -> Placed:
+    """Plan and placement by the paper's formulas."""
+    if name == "model":
+        plan = plan_model(problem)
+        return Placed(plan=plan, placement=place_whole(plan), expected_s=problem.expected_s(plan))
+    if name == "model-shared":
+        return _shared(problem)
+    planner = plan_greedy if name == GREEDY else plan_operators
+    return _by_algorithm_2(problem, planner(problem))
 
 
 def _shared(problem: Problem) -> Placed:
@@ -434,9 +416,11 @@ def throughput_gain(point: Point) -> float:
     models need for the point's, over the largest that these serve on them.
     """
     problem = point.problem()
-    devices = _model(problem).devices
-    operators = _most(problem, devices, lambda at: _by_algorithm_2(at, plan_operators(at)))
-    return operators / _most(problem, devices, _model)
+    devices = _paper(problem, "model").devices
+    operators, models = (
+        _most(problem, devices, partial(_paper, name=name)) for name in ("operators", "model")
+    )
+    return operators / models
 
 
 def _most(problem: Problem, devices: int, plan: Callable[[Problem], Placed]) -> float:

@@ -15,7 +15,6 @@ from mesh.evaluation.operators import (
     CONSERVING,
     PAPER,
     PLANNERS,
-    Effort,
     Point,
     PointJob,
     _Executions,
@@ -60,7 +59,7 @@ def test_points_are_those_of_the_papers_figures() -> None:
 
 
 def test_a_point_is_planned_and_executed_in_both_ways() -> None:
-    job = PointJob(point=SMALL, effort=Effort(trial=150, executed=150, visits=1))
+    job = PointJob(point=SMALL, requests=150)
     made = job.compute()
     assert list(made) == [PAPER, CONSERVING]
     assert all(tuple(by) == PLANNERS for by in made.values())
@@ -99,7 +98,7 @@ def test_the_largest_rate_is_found_though_devices_fall_with_it() -> None:
 
 
 def test_all_planners_are_tried_alike_and_trials_are_no_planning() -> None:
-    run = _Executions(problem=SMALL.problem(), effort=Effort(trial=150, executed=150, visits=1))
+    run = _Executions(problem=SMALL.problem(), requests=150)
     kept, plan_ms = run.first_kept(conserving.models(run.problem, 1))
     assert plan_ms < 1000
     assert {one.requests for one in run.known.values() if one.met >= 0.99} == {165}
