@@ -6,13 +6,13 @@ the profile, at each size that was counted. Before: `mesh.compute.operators`, wh
 After: `mesh.compute.scaling`, which estimates so where it can.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mesh.compute.tables import monotone
 from mesh.domain.model import Widths
 from mesh.domain.operators import OUTSIDE_LAYERS, Role
 from mesh.domain.profile import REST, Grid, Profile
-from mesh.domain.values import dataclass, replace
+from mesh.domain.values import replace
 
 PRODUCTS = frozenset((Role.QKV, Role.OUTPUT, Role.GATE_UP, Role.DOWN, Role.HEAD))
 """Their times go with their weights alone. What a product takes besides (OpenVINO: 4 to 7 us, where
@@ -30,21 +30,42 @@ def by_operators(profile: Profile, widths: Widths) -> tuple[Grid, Grid]:
     """
     assert profile.widths is not None, "who counts operators knows whose they are"
     theirs, ours = _numbers(profile.widths), _numbers(widths)
-    scale = _Scale(
-        layers=widths.layers / profile.widths.layers,
-        numbers={name: ours[name] / theirs[name] for name in ours},
-        least_s={
-            each.name: 0.0 if each.name in PRODUCTS else each.prefill.seconds[0][0]
-            for each in profile.operators
-        },
+    layers = widths.layers / profile.widths.layers
+    alone_s = {
+        each.name: 0.0 if each.name in PRODUCTS else each.prefill.seconds[0][0]
+        for each in profile.operators
+    }
+    """What each takes of one token behind nothing: that part of its time goes with the layers."""
+
+    def ratio(seconds: Mapping[str, float]) -> float:
+        """By how much longer the other's iteration takes, of which each operator takes so long."""
+        scaled_s = 0.0
+        for name, taken_s in seconds.items():
+            least_s, of = min(alone_s[name], taken_s), name if name in ours else REST
+            scaled_s += least_s * (1.0 if name in OUTSIDE_LAYERS else layers)
+            scaled_s += (taken_s - least_s) * ours[of] / theirs[of]
+        return scaled_s / sum(seconds.values())
+
+    prefill = {each.name: each.prefill for each in profile.operators}
+    decode = {each.name: each.decode for each in profile.operators}
+    return _stretched(profile.prefill, prefill, ratio), _stretched(profile.decode, decode, ratio)
+
+
+def _stretched(
+    grid: Grid, counted: Mapping[str, Grid], ratio: Callable[[Mapping[str, float]], float]
+) -> Grid:
+    """The grid times the ratios of the sizes that were counted; beyond these the last one holds."""
+    sizes = next(iter(counted.values()))
+    ratios = replace(
+        sizes,
+        seconds=tuple(
+            tuple(
+                ratio({name: of.at(row, column) for name, of in counted.items()})
+                for column in sizes.columns
+            )
+            for row in sizes.rows
+        ),
     )
-    prefill = scale.ratios({each.name: each.prefill for each in profile.operators})
-    decode = scale.ratios({each.name: each.decode for each in profile.operators})
-    return _stretched(profile.prefill, prefill), _stretched(profile.decode, decode)
-
-
-def _stretched(grid: Grid, ratios: Grid) -> Grid:
-    """Beyond the sizes that were counted, the last ratio holds."""
     rows = [min(row, ratios.rows[-1]) for row in grid.rows]
     columns = [min(column, ratios.columns[-1]) for column in grid.columns]
     seconds = [
@@ -77,38 +98,3 @@ def _numbers(w: Widths) -> Mapping[str, int]:
         Role.EMBEDDING: w.hidden_size,
         Role.HEAD: w.hidden_size * w.vocabulary_tokens,
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scale:
-    """From the operators of one model to another's."""
-
-    layers: float
-    """How many times as many they are."""
-    numbers: Mapping[str, float]
-    """The same of what each operator's time grows with."""
-    least_s: Mapping[str, float]
-    """The part of each operator's time that goes with the layers: what it takes of one token behind
-    nothing.
-    """
-
-    def ratios(self, counted: Mapping[str, Grid]) -> Grid:
-        """By how much longer the other's iterations take, at each size that was counted."""
-        sizes = next(iter(counted.values()))
-        ratios = [
-            tuple(
-                self._ratio({n: grid.at(row, column) for n, grid in counted.items()})
-                for column in sizes.columns
-            )
-            for row in sizes.rows
-        ]
-        return replace(sizes, seconds=tuple(ratios))
-
-    def _ratio(self, seconds: Mapping[str, float]) -> float:
-        """That of an iteration of which each operator takes so long."""
-        scaled_s = 0.0
-        for name, taken_s in seconds.items():
-            least_s = min(self.least_s[name], taken_s)
-            scaled_s += least_s * (1.0 if name in OUTSIDE_LAYERS else self.layers)
-            scaled_s += (taken_s - least_s) * self.numbers.get(name, self.numbers[REST])
-        return scaled_s / sum(seconds.values())

@@ -33,8 +33,6 @@ from scripts.gpu.stack import SHAPES, TINY, Stack
 
 A100 = json.loads((ROOT / "mesh/sim/operators/a100.json").read_text("utf-8"))
 TOKENS = tuple(A100["tokens"])
-NOTED = (1, 64, 2048)
-"""The sizes whose times are rows of the table."""
 DENSE, MIXTURES = ("llama-3.1-8b", "qwen2-7b"), ("qwen2-57b-a14b", "mixtral-8x7b")
 OTHERS = ("qwen2-72b", "qwen2-1.5b", "qwen2-0.5b")
 ATTENDING = (*DENSE, "qwen2-72b", "qwen2-0.5b")
@@ -241,8 +239,6 @@ def operators(bench: Bench, model: str, devices: int = 1) -> None:
             work, read, operations = of
             took_s = bench.seconds(work, 4e-6 + max(read / 2e12, operations / 5e14))
             bench.columns[model, devices][role].append(1e3 * took_s)
-            if rows in NOTED and devices == 1:
-                bench.sitting.note(f"{model}_{role}_{rows}_ms", 1e3 * took_s, "ms")
             if role in FITTED:
                 bench.points[FITTED[role]].append((read, operations, took_s))
 
