@@ -267,7 +267,11 @@ def run(*, quick: bool = False) -> Report:
         shown=(
             *(_shown(name, each) for name, each in counted.items()),
             _between(counted),
-            _estimates(estimates),
+            Table(
+                headings=("estimated, off by %", "by bytes and shape", "by operators"),
+                rows=[(name, *(f"{100 * one:.1f}" for one in off)) for name, *off in estimates],
+                title="estimates of a shape that was never measured",
+            ),
         ),
         targets={
             "operator_sum_error": "<= 0.03",
@@ -309,12 +313,4 @@ def _between(counted: Mapping[str, Counted]) -> Table:
             for size in sizes
         ],
         title="sizes between those that were counted",
-    )
-
-
-def _estimates(estimates: list[tuple[str, float, float]]) -> Table:
-    return Table(
-        headings=("estimated, off by %", "by bytes and shape", "by operators"),
-        rows=[(name, f"{100 * rule:.1f}", f"{100 * ops:.1f}") for name, rule, ops in estimates],
-        title="estimates of a shape that was never measured",
     )

@@ -4,16 +4,14 @@ paper, with both accountings in each, and a table of all cells.
 Before: `mesh.evaluation.operators`. After: `mesh.report.charts.page`, which lays it out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import product
 
-from mesh.evaluation.operators import CONSERVING, PAPER, Cell, Found, Point
+from mesh.evaluation.operators import CONSERVING, PAPER, Cell, Found
 from mesh.report.charts.chart import BarChart, Bars
 from mesh.report.charts.page import Section, Table, drawn, file_name, of_table, render
 
-SHOWN = (
-    *((PAPER, name) for name in ("model", "model-shared", "operators")),
-    *((CONSERVING, name) for name in ("model", "model-shared", "operators")),
-)
+SHOWN = tuple(product((PAPER, CONSERVING), ("model", "model-shared", "operators")))
 MEASURES: tuple[tuple[str, str, Callable[[Cell], float]], ...] = (
     ("devices", "devices", lambda cell: cell.devices),
     ("energy", "J a request", lambda cell: cell.energy_j),
@@ -64,18 +62,14 @@ def charts(found: Found, figure: str) -> list[BarChart]:
             title=f"{figure}: {title}",
             y_label=unit,
             groups=tuple(point.name for point in at),
-            bars=tuple(_bars(found, at, shown, value) for shown in SHOWN),
+            bars=tuple(
+                Bars(
+                    name=f"{name}, {accounting}",
+                    values=tuple(value(found[point][accounting][name]) for point in at),
+                    marks=(None,) * len(at),
+                )
+                for accounting, name in SHOWN
+            ),
         )
         for title, unit, value in MEASURES
     ]
-
-
-def _bars(
-    found: Found, at: Sequence[Point], shown: tuple[str, str], value: Callable[[Cell], float]
-) -> Bars:
-    accounting, name = shown
-    return Bars(
-        name=f"{name}, {accounting}",
-        values=tuple(value(found[point][accounting][name]) for point in at),
-        marks=(None,) * len(at),
-    )

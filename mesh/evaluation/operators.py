@@ -130,9 +130,14 @@ def points(
 
 
 def _of_figures(quick: bool, device: str) -> list[Point]:
+    step = 2 if quick else 1
     return [
-        *(one for model in (DENSE, MIXTURE) for one in _over_lengths(model, quick, device)),
-        *(one for model in (DENSE, MIXTURE) for one in _over_rates(model, quick)),
+        *(_of_length(*of, device) for of in product((DENSE, MIXTURE), LENGTHS[::step])),
+        *(
+            _prompts(f"qps {model}", str(rate), model, tokens, float(rate))
+            for model, tokens in ((DENSE, 2048), (MIXTURE, 1024))
+            for rate in RATES[::step]
+        ),
         *_over_phases(),
         *(_prompts("size", model, model, 2048, 40.0, slo_of=SIZES[-1]) for model in SIZES),
         *(
@@ -156,18 +161,10 @@ def _prompts(
     )
 
 
-def _over_lengths(model: str, quick: bool, device: str) -> Iterable[Point]:
-    for tokens in LENGTHS[:: 2 if quick else 1]:
-        one = _prompts(f"length {model}", str(tokens), model, tokens, 40.0)
-        one = replace(one, device=device)
-        work_s = one.table().seconds((tokens,))
-        yield replace(one, rate_per_s=round(min(40.0, LOAD_MAX / work_s), 3))
-
-
-def _over_rates(model: str, quick: bool) -> Iterable[Point]:
-    tokens = 2048 if model == DENSE else 1024
-    for rate in RATES[:: 2 if quick else 1]:
-        yield _prompts(f"qps {model}", str(rate), model, tokens, float(rate))
+def _of_length(model: str, tokens: int, device: str) -> Point:
+    one = _prompts(f"length {model}", str(tokens), model, tokens, 40.0)
+    work_s = replace(one, device=device).table().seconds((tokens,))
+    return replace(one, rate_per_s=round(min(40.0, LOAD_MAX / work_s), 3))
 
 
 def _over_phases() -> Iterable[Point]:

@@ -132,7 +132,14 @@ def place_conserving(
 
     Raises InvalidInput where one piece is too large for a device.
     """
-    _check(pieces, load, memory_bytes)
+    for each in pieces:
+        if each.memory_bytes > memory_bytes:
+            raise _too_large(each.memory_bytes, memory_bytes)
+        if each.load > load:
+            raise InvalidInput(
+                f"one replica has a load of {each.load:.3f}, a device takes {load:.3f}",
+                hint="give the station more replicas",
+            )
 
     def put(size: Weigh, weigh: Weigh, *, apart: bool = False) -> list[int] | None:
         """The device of each piece, the largest by `size` first: of those with room the least by
@@ -167,18 +174,6 @@ def place_conserving(
     for piece, device in zip(pieces, found, strict=True):
         placed[piece.station].append(device)
     return tuple(map(tuple, placed))
-
-
-def _check(pieces: Sequence[Piece], load: float, memory_bytes: int) -> None:
-    """Raise InvalidInput where one piece is too large for a device."""
-    for piece in pieces:
-        if piece.memory_bytes > memory_bytes:
-            raise _too_large(piece.memory_bytes, memory_bytes)
-        if piece.load > load:
-            raise InvalidInput(
-                f"one replica has a load of {piece.load:.3f}, a device takes {load:.3f}",
-                hint="give the station more replicas",
-            )
 
 
 def _too_large(memory_bytes: int, device_bytes: int) -> InvalidInput:
