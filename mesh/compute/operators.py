@@ -1,9 +1,9 @@
 """Operator profiles: which iterations are counted, and the tables that come of it.
 
-An engine's counters tell how long each operator of an iteration took. Sizes are few, for operators
-change with them as evenly as whole iterations do; the least times come first, since what counters
-tell of one iteration is the less exact the more an engine has counted before. Before:
-`mesh.core.node.measuring`, ahead of a survey of the same sizes. After: `Profile.operators`.
+An engine's counters tell how long each operator of an iteration took. Sizes are few, as those of a
+survey; the least times come first, since what counters tell of one iteration is the less exact the
+more an engine has counted before. Before: `mesh.core.node.measuring`, ahead of a survey of whole
+iterations. After: `Profile.operators`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

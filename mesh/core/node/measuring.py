@@ -243,14 +243,7 @@ def _note_counted(
         counting.skip()
     else:
         node.end_survey()
-        ctx.report(
-            ProfileFailed(
-                operation_id=running.operation_id,
-                error=event.error,
-                message=event.message,
-                hint=event.hint,
-            )
-        )
+        _fail(ctx, running.operation_id, event.message, event.hint, event.error)
 
 
 def _note_piece(running: LocalSurvey, elapsed_s: float) -> None:
@@ -336,12 +329,6 @@ def _fail(
     operation_id: OperationId,
     message: str,
     hint: str = "try again when the node has less to do",
+    error: str = "Unavailable",
 ) -> None:
-    ctx.report(
-        ProfileFailed(
-            operation_id=operation_id,
-            error="Unavailable",
-            message=message,
-            hint=hint,
-        )
-    )
+    ctx.report(ProfileFailed(operation_id=operation_id, error=error, message=message, hint=hint))
