@@ -12,6 +12,7 @@ loaded ahead.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import fmean
 
 from mesh.compute.times import Times
@@ -69,7 +70,8 @@ class _Work:
     def __init__(
         self, host: Host, calls: Arrivals, slo: Slo, chunk_tokens: int, longer: float = 1.0
     ) -> None:
-        self._expected: dict[float, _Expected] = {}
+        self.expected = cache(self._fixed_point)
+        """What calls meet with at so many a second."""
         self._times, self._prompts = Times(host.profile, host.factor * longer), calls.prompts
         self._chunk_tokens = chunk_tokens
         alone_s = [self._prompt_s(tokens, 0) for tokens in calls.prompts]
@@ -119,13 +121,6 @@ class _Work:
         beside_s, decode_s = self._beside_s(batch), self._seconds[batch]
         most = 1 / (beside_s + self._tokens * decode_s / batch)
         return min(most, (1 - decode_s / self._tpot_slo_s) / beside_s)
-
-    def expected(self, rate_per_s: float) -> _Expected:
-        """At so many calls a second."""
-        found = self._expected.get(rate_per_s)
-        if found is None:
-            found = self._expected[rate_per_s] = self._fixed_point(rate_per_s)
-        return found
 
     def _fixed_point(self, rate_per_s: float) -> _Expected:
         """How long tokens take depends on what prompts add to their iterations, and that on how
