@@ -92,27 +92,19 @@ class Operator:
         if self.repeats < 1 or min(self.weights_bytes, self.kv_bytes_per_token) < 0:
             raise InvalidInput(f"operator {self.role}: repeats and bytes must not be negative")
 
-    def prefill_s(self, lengths: Sequence[int]) -> float:
-        """Seconds, of all layers, for prompts of these lengths at once."""
-        if self.role is Role.ATTENTION:
+    def seconds(self, phase: Phase, lengths: Sequence[int]) -> float:
+        """Seconds, of all layers, for prompts of these lengths at once, or for a token each of
+        sequences with such contexts.
+        """
+        if phase is Phase.DECODE:
+            each = self.decode.at(len(lengths), sum(lengths) / len(lengths))
+        elif self.role is Role.ATTENTION:
             each = sum(self.prefill.at(length, 0) for length in lengths)
         elif self.role is Role.HEAD:
             each = self.decode.at(len(lengths), 0)
         else:
             each = self.prefill.at(sum(lengths), 0)
         return each * self.repeats
-
-    def decode_s(self, batch: int, context_tokens: float) -> float:
-        """Seconds, of all layers, for a token of each of so many sequences."""
-        return self.decode.at(batch, context_tokens) * self.repeats
-
-    def seconds(self, phase: Phase, lengths: Sequence[int]) -> float:
-        """Seconds, of all layers, for prompts of these lengths, or for a token each of sequences
-        with such contexts.
-        """
-        if phase is Phase.PREFILL:
-            return self.prefill_s(lengths)
-        return self.decode_s(len(lengths), sum(lengths) / len(lengths))
 
     def rows(self, phase: Phase, lengths: Sequence[int]) -> int:
         """What it computes of them: the head has one row for each sequence."""

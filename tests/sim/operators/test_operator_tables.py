@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mesh.domain.errors import InvalidInput, NotFound
-from mesh.domain.operators import Phase, Role, ShareCurve, check_roles
+from mesh.domain.operators import Operator, Phase, Role, ShareCurve, check_roles
 from mesh.domain.profile import Grid
 from mesh.sim.operators import tables
 from mesh.sim.operators.tables import (
@@ -30,6 +30,10 @@ H100_DIVIDED = {
 """By devices, milliseconds of Qwen2-7B's products with 16 and 2,048 rows, from the same run."""
 
 
+def prompts_s(operator: Operator, *lengths: int) -> float:
+    return operator.seconds(Phase.PREFILL, lengths)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("model", "expected"), WEIGHTS_GB.items())
 def test_weights_are_those_of_the_model(model: str, expected: float, device: str) -> None:
@@ -44,7 +48,7 @@ def test_an_iteration_is_the_sum_of_its_operators() -> None:
     total_s = table.seconds((2048,))
     assert total_s == pytest.approx(0.172, rel=0.01)
     inner = [of for of in table.operators if of.role in (Role.GATE_UP, Role.DOWN)]
-    assert sum(of.prefill_s((2048,)) for of in inner) / total_s == pytest.approx(0.61, abs=0.01)
+    assert sum(prompts_s(of, 2048) for of in inner) / total_s == pytest.approx(0.61, abs=0.01)
     assert table.seconds((1024, 1024)) < total_s, "prompts attend to themselves alone"
     decode = operator_table("llama-3.1-8b", Phase.DECODE)
     assert decode.seconds((4096,) * 16) > decode.seconds((512,) * 16)
@@ -103,14 +107,14 @@ def test_an_operator_over_several_devices_shrinks_but_for_what_it_exchanges() ->
     alone = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL).operators}
     two = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL, 2).operators}
     for role in (Role.QKV, Role.GATE_UP, Role.ATTENTION):
-        ratio = two[role].prefill_s((2048,)) / alone[role].prefill_s((2048,))
+        ratio = prompts_s(two[role], 2048) / prompts_s(alone[role], 2048)
         assert 0.45 < ratio < 0.6, role
-    assert two[Role.NORM].prefill_s((2048,)) == alone[Role.NORM].prefill_s((2048,))
-    assert two[Role.DOWN].prefill_s((64,)) > 0.5 * alone[Role.DOWN].prefill_s((64,))
+    assert prompts_s(two[Role.NORM], 2048) == prompts_s(alone[Role.NORM], 2048)
+    assert prompts_s(two[Role.DOWN], 64) > 0.5 * prompts_s(alone[Role.DOWN], 64)
     assert 2 * two[Role.GATE_UP].weights_bytes == alone[Role.GATE_UP].weights_bytes
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [devices_needed(model) for model in ("qwen2-7b", "qwen2-57b-a14b", "qwen2-72b")] == [
         *(1, 2, 4)
     ]
@@ -122,6 +126,11 @@ def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(NotFound, match="no tables of 'b200'"):
         devices_needed("qwen2-7b", "b200")
     assert "qwen2-0.5b" in models()
+    file = _file()
+    file["device"]["memory_bytes"] = 10e9
+    monkeypatch.setattr(tables, "_file", lambda device: file)
+    with pytest.raises(InvalidInput, match="qwen2-72b does not fit 8 devices"):
+        devices_needed("qwen2-72b")
 
 
 def _file() -> Any:
@@ -177,7 +186,7 @@ def test_sharing_yields_what_was_measured_and_never_less_with_more() -> None:
 def test_a_prompts_rows_are_its_tokens_but_for_the_head() -> None:
     table = operator_table("qwen2-7b", Phase.PREFILL)
     head = next(of for of in table.operators if of.role is Role.HEAD)
-    assert head.prefill_s((2048,)) == head.prefill_s((64,)) == head.decode_s(1, 0)
+    assert prompts_s(head, 2048) == prompts_s(head, 64) == head.seconds(Phase.DECODE, (1,))
     assert head.rows(Phase.PREFILL, (2048, 2048)) == 2
     grid = Grid(rows=(1,), columns=(0,), seconds=((1.0,),))
-    assert replace(head, decode=grid).prefill_s((2048, 5)) == 2.0
+    assert prompts_s(replace(head, decode=grid), 2048, 5) == 2.0
