@@ -31,11 +31,11 @@ def by_operators(profile: Profile, widths: Widths) -> tuple[Grid, Grid]:
     assert profile.widths is not None, "who counts operators knows whose they are"
     theirs, ours = _numbers(profile.widths), _numbers(widths)
     layers = widths.layers / profile.widths.layers
+    # What each takes of one token behind nothing: that part of its time goes with the layers.
     alone_s = {
         each.name: 0.0 if each.name in PRODUCTS else each.prefill.seconds[0][0]
         for each in profile.operators
     }
-    """What each takes of one token behind nothing: that part of its time goes with the layers."""
 
     def ratio(seconds: Mapping[str, float]) -> float:
         """By how much longer the other's iteration takes, of which each operator takes so long."""
