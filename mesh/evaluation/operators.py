@@ -557,5 +557,6 @@ def _plain(point: Point, cell: Cell) -> dict[str, Any]:
         "expected_s": round(cell.expected_s, 6),
         "executed_s": round(executed.mean_s, 6),
         "utilisation": round(cell.used, 4),
+        "device_s": round(executed.device_s, 3),
         "peak_bytes": executed.memory_bytes,
     }

@@ -193,11 +193,6 @@ class Problem:
         return self.curve(batch).yields(LANES_MAX)
 
     @property
-    def work_s(self) -> float:
-        """Seconds of a whole device group for a request, in the batch with the least."""
-        return min(each.service_s / each.batch for each in self.whole.choices)
-
-    @property
     def least_s(self) -> float:
         """An iteration's seconds if nobody ever waits: no SLO below that is feasible."""
         return self.unloaded_s(self.stations)

@@ -26,6 +26,11 @@ def known(
     return Problem(table=table, demand=demand)
 
 
+def whole_load(problem: Problem) -> float:
+    """Seconds of whole devices that requests take in a second, in the batch with the least."""
+    return min(map(problem.load, problem.whole.choices))
+
+
 def made_up(seconds: list[float], rate_per_s: float, slo_s: float) -> Problem:
     """The first operators of a model take `seconds` for a prompt and a twentieth more for each
     further one of a batch; the others next to nothing.

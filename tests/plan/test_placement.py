@@ -20,7 +20,7 @@ from mesh.plan.placement import (
 )
 from mesh.plan.planners import plan_model, plan_operators, whole_plan
 from mesh.plan.problem import held_bytes
-from tests.plan.problems import known
+from tests.plan.problems import known, whole_load
 
 PIECES = st.lists(
     st.tuples(st.floats(0.01, 1.0), st.integers(1, 100), st.integers(0, 5)), min_size=1, max_size=30
@@ -110,7 +110,7 @@ def test_algorithm_2_plans_less_device_time_than_the_work_takes(
     assert devices_of(place_whole(plan_model(problem))) == models_
     assert devices_of(placement) == shared
     most = problem.yields(1)[-1]
-    assert problem.demand.rate_per_s * problem.work_s > most * devices_of(placement)
+    assert whole_load(problem) > most * devices_of(placement)
 
 
 def test_whole_models_may_share_a_device() -> None:
@@ -120,7 +120,7 @@ def test_whole_models_may_share_a_device() -> None:
 def test_conserving_candidates_take_no_more_than_devices_yield() -> None:
     """Candidates of whole models, then of operators: those with the fewest devices come first."""
     problem = known(20)
-    load = problem.demand.rate_per_s * problem.work_s
+    load = whole_load(problem)
     yields = problem.yields(1)
     first = next(models(problem, 1))
     assert first.devices > load
