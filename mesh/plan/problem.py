@@ -7,7 +7,8 @@ operator, or a whole model) how many replicas it has and how large its batches a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 from mesh.domain.errors import InvalidInput
@@ -45,8 +46,6 @@ class Demand:
                 "the demand has no lengths, or one below 1 token",
                 hint="a trace to plan for must tell how long its prompts and answers are",
             )
-        if not self.batches or min(self.batches) < 1:
-            raise InvalidInput("the batches to choose from must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ class Plan:
         return sum(len(each.roles) * each.replicas for each in self.stations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """A table and a demand, counted in the paper's way or, with `conserving`, so that services vary
     as the lengths do and take `stretched` times as long, since others share the device.
@@ -130,22 +129,22 @@ class Problem:
     conserving: bool = False
     stretched: float = 1.0
     divided: bool = False
-    stations: tuple[Station, ...] = field(init=False)
-    """One for each operator."""
-    whole: Station = field(init=False)
-    """The whole model."""
-    variation: float = field(init=False)
-    """The squared coefficient of variation of services."""
 
-    def __post_init__(self) -> None:
-        table, demand = self.table, self.demand
-        single = [table.seconds((length,)) for length in demand.lengths]
-        mean = fmean(single)
-        spread = fmean([each**2 for each in single]) / mean**2 - 1
-        assign = object.__setattr__
-        assign(self, "variation", max(spread, 0.0))
-        assign(self, "stations", tuple(self._station((each.role,)) for each in table.operators))
-        assign(self, "whole", self._station(tuple(each.role for each in table.operators)))
+    @cached_property
+    def stations(self) -> tuple[Station, ...]:
+        """One for each operator. Raises InvalidInput for one that fits no device."""
+        return tuple(self._station((each.role,)) for each in self.table.operators)
+
+    @cached_property
+    def whole(self) -> Station:
+        """The whole model. Raises InvalidInput where it fits no device."""
+        return self._station(tuple(each.role for each in self.table.operators))
+
+    @cached_property
+    def variation(self) -> float:
+        """The squared coefficient of variation of services."""
+        single = [self.table.seconds((length,)) for length in self.demand.lengths]
+        return max(fmean([each**2 for each in single]) / fmean(single) ** 2 - 1, 0.0)
 
     def _station(self, roles: tuple[Role, ...]) -> Station:
         every = [self._choice(roles, size) for size in self.demand.batches]
