@@ -239,7 +239,7 @@ class FittedTimes:
                 ),
             )
         else:
-            known = given or [None] * len(tokens)
+            known: Sequence[float | None] = given or (None,) * len(tokens)
             column = tuple((self._seconds(role, *of),) for of in zip(tokens, known, strict=True))
             prefill = decode = Grid(rows=tokens, columns=(0,), seconds=column)
         inputs, outputs = self._widths(role)
