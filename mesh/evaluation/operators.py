@@ -442,7 +442,7 @@ SAVINGS = (
     ("energy_saving", "operators", "energy_j"),
     ("memory_saving", "operators", "memory_bytes"),
 )
-"""Of a planner over `model`, by the paper's formulas."""
+"""What a planner saves over `model` by the paper's formulas."""
 
 
 def record(

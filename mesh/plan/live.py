@@ -176,7 +176,7 @@ def plan(
     made: dict[tuple[int, int, float, float], _Work] = {}
 
     def work(host: Host, longer: float = 1.0) -> _Work:
-        """Made once for all hosts that are alike: a cell has a hundred nodes of one kind."""
+        """Its work, made once for hosts that are alike: a cell has a hundred nodes of one kind."""
         like = id(host.profile), host.batch_max, host.factor, longer
         if like not in made:
             made[like] = _Work(host, calls, slo, chunk_tokens, longer)

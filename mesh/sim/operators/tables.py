@@ -258,7 +258,7 @@ class FittedTimes:
         )
 
     def _seconds(self, role: Role, rows: int, given_ms: float | None) -> float:
-        """Of a layer. What is given of one device shrinks over several as the fit does."""
+        """Seconds of a layer. What is given of one device shrinks over several as the fit does."""
         alone, divided = (self.fitted(role, rows, devices) for devices in (1, self.devices))
         reduced = 0.0
         if self.devices > 1 and role in (Role.OUTPUT, Role.DOWN, Role.EXPERTS):
