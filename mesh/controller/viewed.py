@@ -69,7 +69,9 @@ class ViewedCell(Protocol):
         """The requests that run and those that are queued."""
         ...
 
-    def deployed(self) -> tuple[Deployed, ...]: ...
+    def deployed(self, name: DeploymentName | None = None) -> tuple[Deployed, ...]:
+        """All deployments, or the one of this name, where it is there."""
+        ...
 
     def wanted(self, now_s: float) -> tuple[NodesWanted, ...]: ...
 
@@ -215,7 +217,7 @@ class Viewed:
         uptime_s = self.clock.now_s() - self.started_s
         return cell_status(snapshot, batches, uptime_s=uptime_s, state_path=self.state_path)
 
-    async def requests(self, asks: Caller, after: int) -> dict[str, Plain]:
+    async def requests(self, asks: Caller, after: int) -> dict[str, object]:
         """Those that are open, and those that ended after the one of this number."""
         now_s = self.clock.now_s()
         unix_s = self.unix_s()
@@ -237,18 +239,19 @@ class Viewed:
 
     def specs(self, asks: Caller, name: DeploymentName | None) -> list[DeploymentSpec]:
         """The specs of all deployments that the caller may see, or of one. Raises NotFound."""
-        seen = self._deployed(asks)
-        found = seen if name is None else [find_deployment(name, seen)]
-        return [one.spec for one in found]
+        return [one.spec for one in self._deployed(asks, name)]
 
     def profiles(self, asks: Caller, name: DeploymentName) -> list[ProfileView]:
         """Those that hold for a node come first. Raises NotFound."""
-        find_deployment(name, self._deployed(asks))
+        self._deployed(asks, name)
         # One that is being imported has none yet.
         return seen_profiles(asks, self.cell.profiles(name) or ())
 
-    def _deployed(self, asks: Caller) -> list[Deployed]:
-        return [one for one in self.cell.deployed() if asks.may_see(one.spec)]
+    def _deployed(self, asks: Caller, name: DeploymentName | None) -> list[Deployed]:
+        seen = [one for one in self.cell.deployed(name) if asks.may_see(one.spec)]
+        if name is not None and not seen:
+            find_deployment(name, self._deployed(asks, None))  # raises: others are named
+        return seen
 
     def wanted(self) -> dict[str, Plain]:
         """How many nodes the cell wants, by kind. Raises Unavailable where that is not known."""

@@ -439,10 +439,11 @@ class FrontCells:
             self._snapshot = version, _merged(self.links)
         return self._snapshot[1]
 
-    def deployed(self) -> tuple[Deployed, ...]:
+    def deployed(self, name: DeploymentName | None = None) -> tuple[Deployed, ...]:
         return tuple(
             Deployed(spec=one.spec, model=one.model, state=one.state)
             for one in self.snapshot(0.0).deployments
+            if name in (None, one.spec.name)
         )
 
     def look(self) -> Looking:

@@ -152,9 +152,9 @@ class ControllerCore:
         """The cell as people and APIs see it."""
         return cell_snapshot(self.cell, now_s)
 
-    def deployed(self) -> tuple[Deployed, ...]:
-        """The deployments, by name."""
-        return deployed(self.cell)
+    def deployed(self, name: DeploymentName | None = None) -> tuple[Deployed, ...]:
+        """The deployments, ordered by name, or the one of this name."""
+        return deployed(self.cell, name)
 
     def look(self) -> Looking:
         """The same in parts."""

@@ -12,7 +12,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.energy import together
-from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.profile import Profile
 from mesh.domain.revision import RevisionState, number_of, public, public_name
@@ -78,9 +78,10 @@ def look(cell: Cell) -> Looking:
     )
 
 
-def deployed(cell: Cell) -> tuple[Deployed, ...]:
-    """All deployments, ordered by name."""
-    found = (cell.current(name) for name in sorted({public_name(n) for n in cell.deployments}))
+def deployed(cell: Cell, name: DeploymentName | None = None) -> tuple[Deployed, ...]:
+    """All deployments, ordered by name, or the one of this name, where it is there."""
+    names = sorted({public_name(n) for n in cell.deployments}) if name is None else [name]
+    found = map(cell.current, names)
     return tuple(
         Deployed(
             spec=public(entry.spec),
