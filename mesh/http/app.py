@@ -52,7 +52,7 @@ from mesh.http.responses import CountInput, Responses
 from mesh.http.sessions import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, Session, Sessions, shown_in
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
-from mesh.http.viewing import CellEvents, CellState
+from mesh.http.viewing import CellEvents, cell_route
 from mesh.runtime.operator import Operator
 from mesh.wire.access import ROUTES, Gate
 
@@ -174,7 +174,7 @@ def application(
         Route("/detokenize", Detokenize(gateway, bodies), methods=["POST"]),
         Route("/ping", ping, methods=["GET", "POST"]),
         Route("/version", release),
-        Route("/api/v1/cell", CellState(feed, bodies), methods=["GET"]),
+        cell_route(feed),
         Route(EVENTS, CellEvents(feed, check_viewer, bodies), methods=["GET"]),
         Route(
             "/api/v1/session",

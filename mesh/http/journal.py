@@ -29,7 +29,7 @@ from mesh.http.reading import Reads, reading
 from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import Sessions, check_origin
 from mesh.http.tools import Strict
-from mesh.http.viewing import CellEvents, CellState
+from mesh.http.viewing import CellEvents, cell_route
 from mesh.report.plain import Plain, plain_fields
 from mesh.wire.access import Gate
 
@@ -130,7 +130,7 @@ def view_only(feed: Feed, reads: Callable[[], Reads], *, journal: bool) -> list[
         Route("/", pages.root),
         Route("/page/{file:path}", pages.file),
         Route("/api/v1/session", session, methods=["GET"]),
-        Route("/api/v1/cell", CellState(feed, bodies), methods=["GET"]),
+        cell_route(feed),
         Route("/api/v1/events", CellEvents(feed, lambda _: None, bodies), methods=["GET"]),
         *reading(reads),
     ]

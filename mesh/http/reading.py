@@ -22,6 +22,7 @@ from mesh.http.exchange import until_left
 from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import check_origin
+from mesh.http.viewing import InPieces
 from mesh.manifest.specs import written
 from mesh.report.cell_page import page
 from mesh.report.cell_report import CellReport
@@ -41,7 +42,7 @@ class Reads(Protocol):
     @property
     def threads(self) -> WorkThreads: ...
 
-    async def requests(self, asks: Caller, after: int) -> dict[str, Plain]: ...
+    async def requests(self, asks: Caller, after: int) -> dict[str, object]: ...
 
     def request(self, asks: Caller, request_id: str) -> dict[str, Plain]: ...
 
@@ -65,11 +66,10 @@ class Reads(Protocol):
 def reading(reads: Callable[[], Reads]) -> list[Route]:
     """The routes; `reads` gives what is read now."""
 
-    async def requests(request: Request) -> Response:
+    async def requests(request: Request) -> list[bytes]:
         after = _number(request, "after", 0, AFTER_MAX)
         told = await reads().requests(caller(), int(after))
-        pieces = await in_turns(json_pieces(told, depth=2))
-        return Response(b"".join(pieces), media_type="application/json")
+        return await in_turns(json_pieces(told, depth=2))
 
     async def one(request: Request) -> Response:
         return json_response(reads().request(caller(), request.path_params["request_id"]))
@@ -135,7 +135,7 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         Route("/api/v1/report", placed(report), methods=["GET"]),
         Route("/api/v1/report.html", placed(report_page), methods=["GET"]),
         Route("/api/v1/nodes/wanted", wanted, methods=["GET"]),
-        Route("/api/v1/requests", requests, methods=["GET"]),
+        Route("/api/v1/requests", InPieces(requests), methods=["GET"]),
         Route("/api/v1/requests/{request_id}", one, methods=["GET"]),
         Route("/api/v1/requests/{request_id}/cancel", cancel, methods=["POST"]),
         Route("/api/v1/trace", placed(trace), methods=["GET"]),

@@ -4,10 +4,11 @@ Before: the routes. After: the feed, which makes each of its events once for all
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from starlette.requests import Request
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from mesh.http.exchange import ABORT, Bodies, Exchange
@@ -21,17 +22,23 @@ Check = Callable[[Request], object]
 LAST_ID = "last-event-id"
 
 
-class CellState:
-    """An ASGI application: the state, whole."""
+class InPieces:
+    """An ASGI application: the JSON that `make` gives, a piece in a turn of the loop."""
 
-    def __init__(self, feed: Feed, bodies: Bodies) -> None:
-        self._feed = feed
-        self._bodies = bodies
+    def __init__(self, make: Callable[[Request], Awaitable[list[bytes]]]) -> None:
+        self._make = make
+        self._bodies = Bodies()
+        """None is read."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
         async with exchange.answering():
-            await exchange.json(*await self._feed.cell(caller()))
+            await exchange.json(*await self._make(Request(scope)))
+
+
+def cell_route(feed: Feed) -> Route:
+    """The state, whole."""
+    return Route("/api/v1/cell", InPieces(lambda _: feed.cell(caller())), methods=["GET"])
 
 
 class CellEvents:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
+from msgspec import Raw
+
 from mesh.report.calls import WINDOW_S, Call, CallBook, Load
-from mesh.report.plain import Plain
+from mesh.report.plain import Plain, plain_json
 from mesh.runtime.turns import Steps
 
 OPEN_SHOWN_MAX = 1_000
@@ -21,9 +23,10 @@ Sees = Callable[[str], bool]
 
 def timeline(
     book: CallBook, now_s: float, unix_s: float, *, after: int, sees: Sees
-) -> Steps[dict[str, Plain]]:
+) -> Steps[dict[str, object]]:
     """`unix_s` is the wall clock at `now_s`; `after` the number of the last end that is known. The
-    book is read at once; a step is a call or a load.
+    book is read at once; a step is a call or a load, of which its JSON is kept: to let go of the
+    values of 1,000 of them at once would keep the loop for milliseconds.
     """
     zero_s = unix_s - now_s
     if after > book.number:
@@ -43,10 +46,10 @@ def timeline(
     }
 
 
-def _each(shown: Iterable[T], made: Callable[[T], Plain]) -> Steps[list[Plain]]:
+def _each(shown: Iterable[T], made: Callable[[T], Plain]) -> Steps[list[Raw]]:
     found = []
     for one in shown:
-        found.append(made(one))
+        found.append(Raw(plain_json(made(one))))
         yield
     return found
 

@@ -1,9 +1,10 @@
 """The book of calls says of a run's requests what their callers saw, and how each came to it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.report.call_views import OPEN_SHOWN_MAX, chrome_trace, story, timeline
 from mesh.report.calls import SPANS_MAX, TEXT_CHARS_MAX, CallBook, CallEnd, Load
-from mesh.report.plain import Plain
+from mesh.report.plain import plain_json
 from mesh.runtime.turns import in_turns
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import VirtualCell
@@ -90,23 +91,26 @@ def test_a_story_tells_every_decision_and_each_token_beside_its_deadline(
     assert refused.steps[-1][1].startswith(f"refused ({refused.end}): ")
 
 
+async def shown(
+    book: CallBook, now_s: float, after: int = 0, sees: Callable[[str], bool] = lambda _: True
+) -> Any:
+    """The timeline, as who asks for it reads it."""
+    told = await in_turns(timeline(book, now_s, now_s, after=after, sees=sees))
+    return json.loads(plain_json(told))
+
+
 async def test_a_timeline_goes_on_where_it_was_and_shows_a_tenant_its_own(
     run: tuple[CallBook, tuple[Outcome, ...], float],
 ) -> None:
     book, _, now_s = run
-
-    async def told(after: int = 0, of: str = "") -> dict[str, Plain]:
-        steps = timeline(book, now_s, now_s, after=after, sees=lambda who: who == of or not of)
-        return await in_turns(steps)
-
-    whole = await told()
+    whole = await shown(book, now_s)
     assert whole["ended"]
-    again = await told(after=int(str(whole["after"])))
+    again = await shown(book, now_s, whole["after"])
     assert again["ended"] == []
     assert again["after"] == whole["after"]
-    anew = await told(after=book.number + 1)
+    anew = await shown(book, now_s, book.number + 1)
     assert anew["ended"] == whole["ended"], "the number is of another controller's book"
-    other = await told(of="acme")
+    other = await shown(book, now_s, sees=lambda tenant: tenant == "acme")
     assert (other["ended"], other["loads"], other["open_count"]) == ([], [], 0)
 
 
@@ -160,7 +164,7 @@ async def test_a_tenant_sees_its_own_loads_and_a_thousand_open_requests() -> Non
     seen = {}
     for tenant in ("a", ""):
         sees = Caller(tenant=TenantName(tenant), role=Role.TENANT if tenant else Role.ADMIN).sees
-        told: Any = await in_turns(timeline(book, 2.0, 2.0, after=0, sees=sees))
+        told = await shown(book, 2.0, sees=sees)
         traced: Any = list(chrome_trace(book, 2.0, sees))
         seen[tenant] = (
             [one["instance_id"] for one in told["loads"]],
@@ -182,8 +186,7 @@ async def test_a_call_of_many_parts_has_its_own_end() -> None:
         book.record(float(n), reported, [SendCommand(link_id=1, command=abort)])
     ended_s = 3.0 * SPANS_MAX
     book.record(ended_s, CancelRequested(request_id=abort.request_id), [])
-    told = await in_turns(timeline(book, ended_s, ended_s, after=0, sees=lambda _: True))
-    (drawn,) = cast(list[dict[str, Any]], told["ended"])
+    (drawn,) = (await shown(book, ended_s))["ended"]
     assert (len(drawn["spans"]), drawn["ended_unix_s"]) == (SPANS_MAX, ended_s)
 
 
