@@ -57,7 +57,8 @@ def _each(shown: Iterable[T], made: Callable[[T], Plain]) -> Steps[list[Raw]]:
 def story(call: Call, now_s: float, unix_s: float) -> dict[str, Plain]:
     """One request, with each decision about it in words and its tokens beside their deadlines."""
     zero_s = unix_s - now_s
-    shown = range(len(call.tokens_after_s))
+    first_s = call.due_s(0) - call.arrived_s
+    due_after_s = (first_s + n * call.slo.tpot_s for n in range(len(call.tokens_after_s)))
     return {
         **_open(call, now_s, zero_s),
         "slo": {"ttft_s": call.slo.ttft_limit_s(call.prompt_tokens), "tpot_s": call.slo.tpot_s},
@@ -67,7 +68,7 @@ def story(call: Call, now_s: float, unix_s: float) -> dict[str, Plain]:
         ],
         "steps_left_out": call.steps_left_out,
         "tokens_after_s": [round(after_s, 4) for after_s in call.tokens_after_s],
-        "due_after_s": [round(call.due_s(n) - call.arrived_s, 4) for n in shown],
+        "due_after_s": [round(after_s, 4) for after_s in due_after_s],
     }
 
 
