@@ -13,7 +13,7 @@ const SAME_S = 0.5; // the time of a line is reckoned anew when it is told again
 // one; another looks every few seconds at what it has missed, until it is used again.
 export const STREAMS_MAX = 4;
 export const LOOK_S = 5;
-const STAY_MS = 500;
+const STAY_MS = 100; // of a look, after its first event: a window that is opened needs connections for its files
 
 export const live = {
   state: null, // as of /api/v1/cell; null before the first answer
