@@ -2,7 +2,7 @@
 
 import { html, Component } from "./vendor/preact-htm.js";
 import { Chart } from "./chart.js";
-import { Badge, grouped, InSight, Loading, Notice, NothingDeployed, Saved, Share, Table, Text, Total } from "./parts.js";
+import { Badge, InSight, Loading, Notice, NothingDeployed, Saved, Share, Table, Text, Total } from "./parts.js";
 import { address } from "./route.js";
 import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
 
@@ -43,7 +43,7 @@ class Cards extends Component {
   }
 
   render({ nodes, instances }, { drawn }) {
-    const here = grouped(instances, "node_id");
+    const here = Map.groupBy(Object.values(instances), (one) => one.node_id);
     return html`<div class="cards">${nodes.slice(0, drawn).map((node) => html`
       <${InSight} key=${node.node_id} tag="article" class="card" id="node-${node.node_id}" make=${() => card(node, here.get(node.node_id) ?? [])} />`)}</div>`;
   }

@@ -1,7 +1,7 @@
 // All deployments in a table that can be sorted and filtered. What is asked stands in the address.
 
 import { html } from "./vendor/preact-htm.js";
-import { Badge, grouped, NothingDeployed, Table, Text } from "./parts.js";
+import { Badge, NothingDeployed, Table, Text } from "./parts.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
 import { count, limit, millis, percent, phase, refusals, seconds, tpotLimit } from "./words.js";
@@ -9,7 +9,7 @@ import { count, limit, millis, percent, phase, refusals, seconds, tpotLimit } fr
 export function Deployments({ state, asked }) {
   const filter = asked.get("filter") ?? "";
   const sort = asked.get("sort") ?? "name";
-  const instances = grouped(state.instances, "deployment");
+  const instances = Map.groupBy(Object.values(state.instances), (one) => one.deployment);
   const all = Object.entries(state.deployments).map(([name, one]) => rowOf(name, one, instances.get(name) ?? []));
   const rows = sorted(all.filter((row) => row.text.includes(filter.toLowerCase())), sort);
   return html`

@@ -4,6 +4,7 @@ import { html, Component, useEffect, useState } from "./vendor/preact-htm.js";
 import { answered } from "./calls.js";
 
 const ROWS_TOGETHER = 40;
+const ROOM_PX = 6; // for a figure more
 const KEPT_MS = 60_000; // browsers read what is saved a little later
 
 export const Badge = ({ state }) => html`<span class="badge is-${state}">${state}</span>`;
@@ -94,65 +95,51 @@ export function Loading({ instance: { phase, load_s: s, load_expected_s: expecte
     ${s.toFixed(1)} of about ${expected.toFixed(1)} s`;
 }
 
-// An element of which `make` makes the inside, but not anew while it is out of sight: its style has `content-visibility: auto`.
+// An element of which `make` makes the inside, but not anew while it is out of sight, unless it is `whole`: its style has `content-visibility: auto`.
 export class InSight extends Component {
-  shouldComponentUpdate() {
-    return !this.skipped;
+  shouldComponentUpdate({ whole }) {
+    return whole || !this.skipped;
   }
 
-  render({ tag, make, ...given }) {
+  render({ tag, make, whole, ...given }) {
     const seen = ({ skipped }) => { this.skipped = skipped; if (!skipped) this.forceUpdate(); };
     return html`<${tag} ...${given} oncontentvisibilityautostatechange=${seen}>${make()}<//>`;
   }
 }
 
-// Lists of the values that have the same under this key.
-export function grouped(values, key) {
-  const found = new Map();
-  for (const value of Object.values(values)) found.set(value[key], [...(found.get(value[key]) ?? []), value]);
-  return found;
-}
-
 // columns: { name, title, cell(row), of(row) to sort by, number }. It scrolls in itself when narrow.
-// Rows of a long one are not drawn anew while they are out of sight.
-export function Table({ label, columns, rows, keyOf, sort = "", onSort = null }) {
-  return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table>
-    <thead><tr>${columns.map((column) => html`
-      <th scope="col" class=${column.number ? "number" : ""} aria-sort=${order(column, sort)}>
-        ${onSort && column.of
-          ? html`<button class="sort" onClick=${() => onSort(column)}>${column.title}${arrow(column, sort)}</button>`
-          : column.title}</th>`)}</tr></thead>
-    ${pieces(rows).map((some) => html`<${Rows} rows=${some} columns=${columns} keyOf=${keyOf} whole=${some === rows} />`)}
-  </table></div>`;
-}
+// A browser lays out all of a table when a cell changes. The rows of a long one are each a grid, in
+// columns as wide as its first rows need, and those out of sight are not laid out.
+export class Table extends Component {
+  componentDidMount() { this.measure(); }
 
-function pieces(rows) {
-  if (rows.length <= ROWS_TOGETHER) return [rows];
-  return Array.from({ length: Math.ceil(rows.length / ROWS_TOGETHER) }, (_, n) => rows.slice(n * ROWS_TOGETHER, (n + 1) * ROWS_TOGETHER));
-}
+  componentDidUpdate() { this.measure(); }
 
-class Rows extends Component {
-  componentDidMount() {
-    if (this.props.whole) return;
-    this.observer = new IntersectionObserver((seen) => {
-      this.unseen = !seen.at(-1).isIntersecting;
-      if (!this.unseen) this.forceUpdate();
-    }, { rootMargin: "50%" });
-    this.observer.observe(this.base);
+  measure() {
+    const of = titles(this.props);
+    if (this.props.rows.length <= ROWS_TOGETHER || this.state.of === of) return;
+    const widths = Array.from(this.base.querySelectorAll("th"), (one) => one.offsetWidth + ROOM_PX);
+    const style = { "--columns": widths.map((px) => `minmax(${px}px, ${px}fr)`).join(" "), minWidth: `${widths.reduce((sum, px) => sum + px)}px` };
+    this.setState({ of, style });
   }
 
-  componentWillUnmount() {
-    this.observer?.disconnect();
-  }
-
-  shouldComponentUpdate({ rows, whole }) {
-    return whole || !this.unseen || rows.length !== this.props.rows.length;
-  }
-
-  render({ rows, columns, keyOf }) {
-    return html`<tbody>${rows.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)}</tbody>`;
+  render({ label, columns, rows, keyOf, sort = "", onSort = null }, { of, style }) {
+    const whole = rows.length <= ROWS_TOGETHER;
+    const long = !whole && of === titles({ columns });
+    return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table class=${whole ? "" : long ? "long" : "measured"} style=${long ? style : null}>
+      <thead><tr>${columns.map((column) => html`
+        <th scope="col" class=${column.number ? "number" : ""} aria-sort=${order(column, sort)}>
+          ${onSort && column.of
+            ? html`<button class="sort" onClick=${() => onSort(column)}>${column.title}${arrow(column, sort)}</button>`
+            : column.title}</th>`)}</tr></thead>
+      ${pieces(long || whole ? rows : rows.slice(0, ROWS_TOGETHER)).map((some) => html`
+        <${InSight} tag="tbody" whole=${whole} make=${() => some.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)} />`)}
+    </table></div>`;
   }
 }
+
+const titles = ({ columns }) => String(columns.map(({ title }) => title));
+const pieces = (rows) => Array.from({ length: Math.ceil(rows.length / ROWS_TOGETHER) }, (_, n) => rows.slice(n * ROWS_TOGETHER, (n + 1) * ROWS_TOGETHER));
 
 class Row extends Component {
   shouldComponentUpdate({ row }) {
