@@ -171,6 +171,7 @@ class Viewed:
                 unaccounted_bytes=0,
             )
             for node_id, (at_s, node) in self._seen.items()
+            if node_id not in here
         }
         found = lost | here
         return tuple(found[node_id] for node_id in sorted(found))
@@ -202,12 +203,15 @@ class Viewed:
             recent_of[name] = self.recent.calls(now_s, (name,))
             begun_s = await others_first(begun_s)
         batches = [of for of in self.batches() if operator or of.tenant == asks.tenant]
+        await asyncio.sleep(0)
+        of_all = self.recent.calls(now_s, (ALL,) if operator else names)
+        await asyncio.sleep(0)
         status = self.status(seen, batches)
         return CellPicture(
             status=status if operator else _own_status(status, seen),
             nodes=nodes,
             deployments=seen.deployments,
-            recent=self.recent.calls(now_s, (ALL,) if operator else names),
+            recent=of_all,
             recent_of=recent_of,
             # They count what all tenants do.
             samples=tuple(self.recent.samples) if operator else (),
