@@ -11,7 +11,9 @@ from tests.cli.running import mesh_process
 from tests.support.waiting import until
 
 
-def test_invoke_prints_the_same_answer_in_every_form(cell: RunningCell, chat: str) -> None:
+def test_invoke_prints_the_same_answer_in_every_form(
+    cell: RunningCell, chat: str, tmp_path: Path
+) -> None:
     asked = ("invoke", "chat", "Tell me", "--max-tokens", "12", "--seed", "1")
     whole = cell.mesh(*asked, "--no-stream")
     streamed = cell.mesh(*asked)
@@ -28,6 +30,11 @@ def test_invoke_prints_the_same_answer_in_every_form(cell: RunningCell, chat: st
     shown = cell.mesh("report").out
     assert shown.startswith("Deployments. SLO_MET_%")
     assert "chat" in shown
+    before, both = tmp_path / "before.json", tmp_path / "both.html"
+    before.write_text(cell.mesh("report", "-o", "json").out)
+    ran = cell.mesh("report", "--html", str(both), "--beside", str(before))
+    assert (ran.code, ran.out) == (0, ""), ran.err
+    assert ">before<" in both.read_text(), "the other is named as its file is"
 
 
 def test_invoke_shows_log_probabilities_of_each_token(cell: RunningCell, chat: str) -> None:
