@@ -50,6 +50,7 @@ from mesh.wire.codec import to_wire
 from tests.cli.running import mesh
 from tests.controller.live import (
     ASSETS,
+    CLASSES,
     HELLO,
     MODEL,
     SPEC,
@@ -120,6 +121,10 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"devices": ()}, "devices is empty"),
     ({"context_tokens_max": 0}, "context_tokens_max is 0"),
     ({"scaling": Scaling(replicas_min=-1)}, "out of range"),
+    ({"classes": CLASSES.classes * 2}, "classes has 'chat' twice"),
+    ({"classes": CLASSES.classes, "class_default": "gold"}, "'gold' is none of the classes"),
+    ({"classes": (replace(CLASSES.classes[1], tpot_s=1.0),)}, "is best effort, and its tpot_s"),
+    ({"classes": (replace(SPEC.slo, name=""),)}, "class name '' is no DNS label"),
 )
 
 

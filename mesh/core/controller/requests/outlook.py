@@ -298,8 +298,9 @@ def refuse_past_deadline(outlook: Outlook) -> None:
         reason = cause.reason
         if ctx.is_too_long(request):
             too_slow = ctx.latest_start_s(request) == -inf
-            raises = "raise its SLO" if request.has_own_slo else "raise spec.slo.tpot_s"
-            remedy = raises if too_slow else "shorten the prompt, or raise its SLO"
+            where = f"classes.{request.slo.name}" if request.slo.name else "slo"
+            raises = "its SLO" if request.has_own_slo else f"spec.{where}.tpot_s"
+            remedy = f"raise {raises}" if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
         elif reason is RefusalReason.LOAD_FAILED:
             retry_s = max(entry.pause_left_s(ctx.now_s), RETRY_S_LEAST)

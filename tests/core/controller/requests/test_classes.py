@@ -9,8 +9,8 @@ from mesh.core.controller.instances.node_schedule import _best_effort_s
 from mesh.core.controller.requests.preemption import may_be_preempted
 from mesh.core.controller.requests.serving import grow_or_evict
 from mesh.domain.actions import ControllerAction, RefuseRequest
-from mesh.domain.events import InvokeRequested
-from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
+from mesh.domain.events import DeploymentStored, DeployRequested, InvokeRequested
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import AbortRequest, LoadInstance, SubmitRequest
@@ -53,6 +53,35 @@ def test_a_class_that_finds_no_place_holds_up_no_other() -> None:
     cell.tokens(cell.link, "r1", [7])
     for number in range(5):
         assert submitted(cell.ask_in(QUICK, f"q{number}")) == []
+    assert submitted(cell.ask_in(PATIENT, "p1")) == [("p1", "a")]
+
+
+def test_requests_of_a_class_that_goes_keep_its_limits_until_they_end() -> None:
+    """`q1` decodes and `q2` waits as their class goes, and both are answered."""
+    cell = Cell()
+    assert submitted(cell.ask_in(QUICK, "q1", of="b")) == [("q1", "b")]
+    cell.tokens(cell.link, "q1", [7])
+    assert submitted(cell.ask_in(QUICK, "q2")) == [], "there is no time for two"
+    entries = [cell.core.cell.deployments[DeploymentName(name)] for name in "ab"]
+    for entry in entries:
+        operation = OperationId(f"op-{entry.name}")
+        fewer = replace(entry.spec, classes=(PATIENT,))
+        cell.tell(DeployRequested(operation_id=operation, spec=fewer))
+        cell.tell(DeploymentStored(operation_id=operation))
+        assert entry.spec.classes == (PATIENT,)
+    said = cell.tokens(cell.link, "q1", [8], first=1, finish=FinishReason.STOP)
+    (order,) = commands(said, SubmitRequest)
+    assert (order.order.request.request_id, order.order.slo) == ("q2", QUICK)
+    cell.tokens(cell.link, "q2", [7], finish=FinishReason.STOP)
+    assert [(entry.served, entry.refused, entry.by_class) for entry in entries] == [(1, 0, {})] * 2
+
+
+def test_a_class_that_no_node_can_keep_is_told_and_the_others_are_served() -> None:
+    cell = Cell()
+    never = Slo(name="never", ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=0.05)
+    (refusal,) = of_kind(cell.ask_in(never, "n1"), RefuseRequest)
+    assert refusal.reason is RefusalReason.TPOT_EXCEEDED
+    assert refusal.hint == "no node is quick enough: raise spec.classes.never.tpot_s"
     assert submitted(cell.ask_in(PATIENT, "p1")) == [("p1", "a")]
 
 
