@@ -13,8 +13,8 @@ import pytest
 from mesh.domain.actions import DeliverTokens, SendCommand, WantInstances
 from mesh.domain.errors import InvalidInput
 from mesh.domain.events import InvokeRequested, NodeReported
-from mesh.domain.ids import NodeId
-from mesh.domain.messages import Heartbeat, InstanceLoaded, OfferKv
+from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.messages import Heartbeat, InstanceLoaded, OfferKv, SubmitRequest
 from mesh.domain.steps import LoadTier
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
@@ -84,6 +84,7 @@ TALKING = WORKLOADS / "fault_conversations.toml"
 SHARING = WORKLOADS / "fault_sharing.toml"
 SWAPPING = WORKLOADS / "fault_swaps.toml"
 STANDBY = WORKLOADS / "fault_standby.toml"
+TIERS = WORKLOADS / "fault_tiers.toml"
 
 
 class Journalled:
@@ -151,6 +152,17 @@ def test_weights_swap_and_kv_blocks_move_whatever_fails() -> None:
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("policy", ["polyserve-pd", "mesh-slo"])
+def test_requests_of_several_classes_are_handed_over_whatever_fails(policy: str) -> None:
+    tiers = Tiers()
+    run_each_seed(replace(beginning(TIERS), policy=policy), tiers)
+    assert tiers.offered > 5
+    assert any(len({name for name, _ in went}) > 1 for went in tiers.went.values())
+    both = any({paused for _, paused in went} == {False, True} for went in tiers.went.values())
+    assert both, "a server that had computed prompts takes decodes, or the reverse"
+
+
+@pytest.mark.timeout(3600)
 def test_one_that_stands_by_follows_and_each_node_obeys_the_later_whatever_fails() -> None:
     plans = Plans()
     runs = run_each_seed(beginning(STANDBY), plans)
@@ -179,6 +191,26 @@ class Swaps:
             self.out += any(i.out and i.batch for i in event.report.instances)
         sent = (action.command for action in actions if isinstance(action, SendCommand))
         self.offered += sum(isinstance(command, OfferKv) for command in sent)
+
+
+class Tiers:
+    """What came to each instance: of which classes, and whether to be computed or to be decoded
+    alone, after its first token; and how often KV blocks were sent.
+    """
+
+    def __init__(self) -> None:
+        self.offered = 0
+        self.went: dict[InstanceId, set[tuple[str, bool]]] = {}
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        for action in actions:
+            match action:
+                case SendCommand(command=SubmitRequest(instance_id=there, order=order)):
+                    self.went.setdefault(there, set()).add((order.slo.name, order.paused))
+                case SendCommand(command=OfferKv()):
+                    self.offered += 1
+                case _:
+                    pass
 
 
 class SharedLoads:
