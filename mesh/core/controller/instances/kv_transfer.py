@@ -3,7 +3,7 @@ prefill.
 
 Nodes send blocks to each other directly. The books see a node's end as a queue: transfers from it
 and to it follow each other, at the rate that the slower of both ends has shown. Before: a move of a
-request (`requests.search`). After: the request's node fetches them (docs/migration.md).
+request (`requests.migration`). After: the request's node fetches them (docs/migration.md).
 """
 
 from collections.abc import Iterable
@@ -16,6 +16,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import MigrationState
 from mesh.domain.values import dataclass
+from mesh.policy.plans import Carry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +56,30 @@ def transfer_of(
     source: InstanceEntry,
     target: InstanceEntry,
     request: RequestEntry,
-    before: Iterable[Transfer] = (),
+    carry: Carry | None,
+    before: Iterable[Transfer],
 ) -> Transfer | None:
     """The transfer of a request's whole blocks after those under way and those `before` it; `None`
-    where there is nothing to carry, or no way to.
+    where there is nothing to carry, no way to, or where to compute them is quicker and `carry` does
+    not say which it is. Its copy is due accordingly.
     """
+    request.note_carried(0, ctx.now_s, ctx.now_s)
     footprint = target.footprint
     # A request computes at least one token where it goes on.
     blocks = (request.tokens - 1) // footprint.block_tokens
     tokens, moved_bytes = blocks * footprint.block_tokens, blocks * footprint.kv_block_bytes
-    if not can_carry(source, target) or tokens <= target.cached_tokens(request):
+    if carry is Carry.TOKENS or moved_bytes > ctx.limits.kv_move_bytes_max:
         return None
-    if moved_bytes > ctx.limits.kv_move_bytes_max:
+    if not can_carry(source, target) or tokens <= target.cached_tokens(request):
         return None
     begins_s = max([ctx.now_s, *_ends_s(ctx, source, target), *(one.arrives_s for one in before)])
     bytes_per_s = min(end.node.kv_bytes_per_s(ctx.now_s) for end in (source, target))
-    return Transfer(
-        source=source.node, tokens=tokens, arrives_s=begins_s + moved_bytes / bytes_per_s
-    )
+    arrives_s = begins_s + moved_bytes / bytes_per_s
+    transfer = Transfer(source=source.node, tokens=tokens, arrives_s=arrives_s)
+    if carry is None and not _is_quicker(transfer, target, request, ctx.now_s):
+        return None
+    request.note_carried(tokens, arrives_s, ctx.now_s)
+    return transfer
 
 
 def _ends_s(ctx: EventContext, source: InstanceEntry, target: InstanceEntry) -> Iterable[float]:
@@ -86,7 +93,7 @@ def _ends_s(ctx: EventContext, source: InstanceEntry, target: InstanceEntry) -> 
             yield migration.copy.carried_s
 
 
-def is_quicker(
+def _is_quicker(
     transfer: Transfer, target: InstanceEntry, request: RequestEntry, now_s: float
 ) -> bool:
     """Whether the request would be computed sooner with the blocks than without them."""

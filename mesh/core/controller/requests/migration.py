@@ -10,12 +10,12 @@ of either place. After: the request runs in the place of its copy.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mesh.core.controller.instances.kv_cache import note_longer
+from mesh.core.controller.instances.kv_cache import note_longer, room_for
+from mesh.core.controller.instances.kv_transfer import transfer_of
 from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.node_schedule import continues_s, round_s
 from mesh.core.controller.instances.pricing import Price, going_to
 from mesh.core.controller.requests.ending import abort_on_node, cancel_migration, pause
-from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import compute_ahead
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
@@ -27,6 +27,7 @@ from mesh.domain.errors import Unavailable
 from mesh.domain.events import MigrationDue
 from mesh.domain.lifecycle import InstanceState, MigrationState, NodeState
 from mesh.domain.messages import ComputedAhead, ContinueRequest, KvArrived
+from mesh.domain.reasons import Verdict
 from mesh.domain.request import RequestTokens
 from mesh.policy.plans import Carry, Move
 
@@ -154,10 +155,21 @@ def _look(
         return None
     copy = request.copy(ctx.now_s)
     open_ = _open(ctx, owner.candidates if to is None else (to,), request, before)
-    search = Search(ctx=ctx, entry=owner, request=copy, before=before, source=source, joins=open_)
-    return search.first(
-        Move(requests=(copy,), to=there, carry=carry) for there in search.candidates()
-    )
+    for there in open_:
+        beside = going_to(there, before)
+        room = room_for(ctx, owner, there, copy, beside)
+        if room is None or (room.unloads and copy.slo.best_effort):
+            continue
+        if not ctx.may_validate:
+            break
+        sent = [move.transfer for move in before if move.transfer is not None]
+        transfer = transfer_of(ctx, source, there, copy, carry, sent)
+        plan = Move(requests=(copy,), to=there, carry=carry)
+        at = owner, there.node, there, copy, room, beside
+        price = Price(ctx, plan, *at, moves=True, transfer=transfer)
+        if price.verdict() is Verdict.PASSES:
+            return price
+    return None
 
 
 def _open(

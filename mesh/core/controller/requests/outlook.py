@@ -15,6 +15,7 @@ from itertools import islice
 from math import inf
 from typing import Self
 
+from mesh.core.controller.instances.kv_cache import room_for
 from mesh.core.controller.instances.node_schedule import (
     alone_s,
     lane_ends_s,
@@ -23,8 +24,9 @@ from mesh.core.controller.instances.node_schedule import (
     round_s,
     without_time_on,
 )
+from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.requests.search import InstanceNeeds, Search, StartNodes
+from mesh.core.controller.requests.search import InstanceNeeds
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -388,14 +390,7 @@ def _cause(ctx: EventContext, outlook: Outlook, request: RequestEntry) -> Cause:
     long; it is refused for what its last try found where that place would be in time even so, or
     where no place was looked at.
     """
-    entry, new = outlook.entry, request.as_if_now(ctx.now_s)
-    late = ctx.policy.may_be_late(new, outlook.of(new, new.due_s - request.due_s))
-    joins = [instance for instance in entry.instances.values() if instance.takes_requests]
-    nodes = StartNodes(ctx.cell.nodes.values) if ctx.may_start(entry) else None
-    search = Search(
-        ctx=ctx, entry=entry, request=request, late=late, joins=joins, start_nodes=nodes
-    )
-    price = search.cheapest(new)
+    price = _cheapest(outlook, request, request.as_if_now(ctx.now_s))
     if price is None:
         return NO_PLACE
     if price.room is None:
@@ -409,6 +404,42 @@ def _cause(ctx: EventContext, outlook: Outlook, request: RequestEntry) -> Cause:
             return NO_PLACE
         verdict = request.refusals.last
     return Cause(reason=RefusalReason(verdict))
+
+
+def _cheapest(outlook: Outlook, request: RequestEntry, new: RequestEntry) -> Price | None:
+    """The price of the place that is nearest to taking the request, were it to come now as `new`;
+    `None` where every place is full. Nearest is, in this order, a place that
+
+    1. would take it, late if need be;
+    2. lacks memory alone, were all that idles there to go;
+    3. lacks time alone: for its own first token, else for others', else for all further ones;
+    4. lacks both.
+
+    Only some of many places are looked at (see `EventContext.looks_left`): without a look it is one
+    that has room, if any has.
+    """
+    ctx, entry = outlook.ctx, outlook.entry
+    late = ctx.policy.may_be_late(new, outlook.of(new, new.due_s - request.due_s))
+    open_ = [i for i in entry.instances.values() if i.takes_requests and i.has_places_for(request)]
+    joins = [(i.node, i, room_for(ctx, entry, i, new)) for i in open_]
+    nodes = ctx.cell.nodes.values() if ctx.may_start(entry) else ()
+    needs = InstanceNeeds(ctx, entry, (new,))
+    starts = [(node, None, needs.room(node)) for node in nodes if ctx.takes_another(node, entry)]
+    prices = [
+        Price(ctx, None, entry, node, instance, new, room, late=late)
+        for node, instance, room in (*joins, *starts)
+    ]
+    prices.sort(key=lambda price: price.room is None)
+    cheapest, least = prices[0] if prices else None, inf
+    for price in prices:
+        if not ctx.looks_left:
+            break
+        price.look(request)
+        if price.lack < least:
+            cheapest, least = price, price.lack
+        if least <= MEMORY_ALONE:
+            break
+    return cheapest
 
 
 def _words(entry: DeploymentEntry, request: RequestEntry, cause: Cause, waited: str) -> str:

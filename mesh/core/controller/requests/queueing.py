@@ -42,7 +42,7 @@ from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.units import format_bytes
 from mesh.memory.station import ReservationKind
-from mesh.policy.plans import Join, Start
+from mesh.policy.plans import Start
 
 RETRY_SHARE_LEAST = 0.2
 """The least time between two tries, as a share of the usual one, however soon a request would have
@@ -227,8 +227,7 @@ def _evict_for(
     open_ = [i for i in tried if i.takes_now and not room(i) and room(i, i.best_effort)]
     if not open_:
         return False
-    search = Search(ctx=ctx, entry=entry, request=request, without_room=True)
-    price = search.first(Join(request=request, instance=i) for i in open_)
+    price = next(Search(ctx=ctx, entry=entry, request=request).without_room(open_), None)
     if price is None:
         return False
     assert price.instance is not None
@@ -270,9 +269,8 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
         return missing_bytes(ctx, entry, instance, request, request.mates)
 
     open_ = [i for i in entry.candidates if i.takes_now and i.has_places_for(request)]
-    search = Search(ctx=ctx, entry=entry, request=request, without_room=True)
-    plans = (Join(request=request, instance=i) for i in open_ if lacking_bytes(i))
-    while (price := search.first(plans)) is not None:
+    lacking = (i for i in open_ if lacking_bytes(i))
+    for price in Search(ctx=ctx, entry=entry, request=request).without_room(lacking):
         assert price.instance is not None
         if preempt(ctx, price.instance, lacking_bytes(price.instance)):
             price.room = price.room_now()

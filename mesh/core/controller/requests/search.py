@@ -10,13 +10,11 @@ policy. What has refused is remembered and not validated again. Before: whoever 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from math import inf
 
 from mesh.core.controller.instances.kv_cache import Room, batch_max, blocks_for_load, room_for
-from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
 from mesh.core.controller.instances.node_schedule import node_prompts_s, times_of
 from mesh.core.controller.instances.open_options import OpenOptions, idle_to_unload
-from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price, going_to, must_give_way
+from mesh.core.controller.instances.pricing import Price, going_to, must_give_way
 from mesh.core.controller.requests.ending import RETRY_AFTER_S, refuse
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -29,7 +27,7 @@ from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import PolicyFaultKind, Verdict
 from mesh.memory.demand import kv_blocks_within
-from mesh.policy.plans import Carry, Join, Label, Move, Plan, Refuse, Release, Start
+from mesh.policy.plans import Join, Label, Plan, Refuse, Release, Start
 from mesh.policy.views import InstanceView, NodeView
 
 
@@ -135,8 +133,6 @@ class Search(OpenOptions):
     """Where a request that runs moves: the moves that are to happen with its own. `None` for one
     that waits.
     """
-    source: InstanceEntry | None = None
-    """The instance where it runs, if its KV blocks may come along."""
     joins: Iterable[InstanceEntry] | None = None
     """The instances that are tried; `None` for those that a request which waits may join. The
     iterable must not refer to the search: a reference cycle keeps both in memory until the garbage
@@ -152,19 +148,16 @@ class Search(OpenOptions):
     """The nodes where an instance may start; `None` when none may."""
     loaded: bool = False
     """Whether loads are looked for only later, once every queue has been tried."""
-    without_room: bool = False
-    """Whether instances are priced that have no room or no places yet."""
     stopped: bool = field(default=False, init=False)
     """No more can be looked at."""
     deferred: bool = field(default=False, init=False)
     """The policy would rather start an instance, which is looked at later."""
 
-    def first(self, plans: Iterable[Plan] | None = None) -> Price | None:
-        """The first plan with room that passes: of the policy's for the request, unless others are
-        given. Starts come last where a load failed, or would be over just in time.
+    def first(self) -> Price | None:
+        """The first of the policy's plans for the request that has room and passes. Starts come
+        last where a load failed, or would be over just in time.
         """
-        asked = self.ctx.policy.places(self.request, self) if plans is None else plans
-        found = self._first_of(asked)
+        found = self._first_of(self.ctx.policy.places(self.request, self))
         on = self.start_nodes
         if found is not None or on is None or self._is_refused():
             return found
@@ -176,7 +169,10 @@ class Search(OpenOptions):
 
     def _first_of(self, plans: Iterable[Plan]) -> Price | None:
         for plan in plans:
-            price = self._start(plan) if isinstance(plan, Start) else self._join(plan)
+            if isinstance(plan, Start):
+                price = self._start(plan)
+            else:
+                price = self._join(plan, self._instance_of(plan))
             if price is not None:
                 return price
             if self.stopped:
@@ -193,39 +189,18 @@ class Search(OpenOptions):
         needed_bytes, largest_bytes = on.needs.nearest()
         return (needed_bytes, largest_bytes) if 0 < largest_bytes < needed_bytes else None
 
-    def cheapest(self, new: RequestEntry) -> Price | None:
-        """The price of the place that is nearest to taking the request, were it to come now as
-        `new`; `None` where every place is full. Nearest is, in this order, a place that
-
-        1. would take it, late if need be;
-        2. lacks memory alone, were all that idles there to go;
-        3. lacks time alone: for its own first token, else for others', else for all further ones;
-        4. lacks both.
-
-        Only some of many places are looked at (see `EventContext.looks_left`): without a look it is
-        one that has room, if any has.
+    def without_room(self, instances: Iterable[InstanceEntry]) -> Iterator[Price]:
+        """The prices of those instances where the request would be in time, were there memory and
+        places for it.
         """
-        ctx, entry, request = self.ctx, self.entry, self.request
-        assert request is not None, "somebody waits"
-        needs, on = InstanceNeeds(ctx, entry, (new,)), self.start_nodes
-        nodes = () if on is None else on.among()
-        places = [(i.node, i, room_for(ctx, entry, i, new)) for i in self.candidates()]
-        starts = [node for node in nodes if ctx.takes_another(node, entry)]
-        prices = [
-            Price(ctx, None, entry, node, instance, new, room, late=self.late)
-            for node, instance, room in [*places, *((n, None, needs.room(n)) for n in starts)]
-        ]
-        prices.sort(key=lambda price: price.room is None)
-        cheapest, least = prices[0] if prices else None, inf
-        for price in prices:
-            if not ctx.looks_left:
-                break
-            price.look(request)
-            if price.lack < least:
-                cheapest, least = price, price.lack
-            if least <= MEMORY_ALONE:
-                break
-        return cheapest
+        assert self.request is not None, "somebody waits"
+        for instance in instances:
+            plan = Join(request=self.request, instance=instance)
+            price = self._join(plan, instance, has_room=False)
+            if price is not None:
+                yield price
+            elif self.stopped:
+                return
 
     # What the policy is offered.
 
@@ -341,12 +316,15 @@ class Search(OpenOptions):
 
     # What comes of its plans.
 
-    def _join(self, plan: Plan) -> Price | None:
-        """The price of a join or a move that has room and that the policy lets be; if there is none
-        the request knows why. What was promised with a load was tested then, and others with it in
-        mind, unless by an estimate that the first of them is to try out.
+    def _join(
+        self, plan: Plan, instance: InstanceEntry | None, *, has_room: bool = True
+    ) -> Price | None:
+        """The price of a join that the policy lets be, and that has room unless it is looked for
+        without; if there is none the request knows why. What was promised with a load was tested
+        then, and others with it in mind, unless by an estimate that the first of them is to try
+        out.
         """
-        request, instance, moves = self.request, self._instance_of(plan), self.before is not None
+        request, moves = self.request, self.before is not None
         if instance is None or request is None:
             return None
         if not moves and instance.is_loaded and self._gives_way(instance.node):
@@ -359,7 +337,7 @@ class Search(OpenOptions):
         room = room_for(self.ctx, self.entry, instance, request, beside)
         if room is not None and room.unloads and request.slo.best_effort:
             room = None
-        if room is None and not self.without_room:
+        if room is None and has_room:
             if not moves:
                 request.refusals.note_no_room()
             return None
@@ -369,11 +347,8 @@ class Search(OpenOptions):
                 self.entry.note_stopped(self.offered.get(instance.instance_id, 0))
             return None
         late = self.late or (request.accepted and not moves)
-        transfer = None
-        if self.source is not None and isinstance(plan, Move):
-            transfer = self._carried(plan.carry, self.source, instance)
         at = self.entry, instance.node, instance, request
-        price = Price(self.ctx, plan, *at, room, beside, late=late, moves=moves, transfer=transfer)
+        price = Price(self.ctx, plan, *at, room, beside, late=late, moves=moves)
         waits_here = request.waits_for is instance and not moves
         if waits_here and instance.profile and instance.profile.measured:
             return price
@@ -381,26 +356,6 @@ class Search(OpenOptions):
         if verdict is not Verdict.PASSES and not moves:
             request.refusals.note(verdict)
         return price if verdict is Verdict.PASSES else None
-
-    def _carried(
-        self, carry: Carry | None, source: InstanceEntry, instance: InstanceEntry
-    ) -> Transfer | None:
-        """How the request's KV blocks come along, after those of the moves before its own: where
-        that is quicker than to compute them, unless the plan says which it is.
-        """
-        request, now_s = self.request, self.ctx.now_s
-        assert request is not None, "one that runs moves"
-        request.note_carried(0, now_s, now_s)
-        if carry is Carry.TOKENS:
-            return None
-        sent = [move.transfer for move in self.before or () if move.transfer is not None]
-        transfer = transfer_of(self.ctx, source, instance, request, sent)
-        if transfer is None or (
-            carry is None and not is_quicker(transfer, instance, request, now_s)
-        ):
-            return None
-        request.note_carried(transfer.tokens, transfer.arrives_s, now_s)
-        return transfer
 
     def _start(self, plan: Start) -> Price | None:
         """The price of a start that has room and that the policy lets be, and not just in time.
@@ -461,8 +416,6 @@ class Search(OpenOptions):
                 ctx.defer(request)
                 return None
             there = plan.instance
-        elif isinstance(plan, Move) and self.before is not None:
-            there = plan.to
         if there is not None and there is self.last:
             return self.last  # it was looked at as it was offered, a moment ago
         if self.before is not None:
@@ -475,7 +428,7 @@ class Search(OpenOptions):
         instance = known(ctx, there)
         if instance is None or instance.deployment != request.deployment:
             not_in_books(ctx, plan, f"{request.request_id} cannot join {there.instance_id}")
-        elif instance.takes_requests and (self.without_room or instance.has_places_for(request)):
+        elif instance.takes_requests and instance.has_places_for(request):
             return instance if instance.is_loaded or not self.loaded else None
         return None
 

@@ -10,8 +10,9 @@ from mesh.core.controller.instances.kv_cache import park
 from mesh.core.controller.instances.kv_transfer import can_carry
 from mesh.core.controller.instances.lifecycle import start, unload
 from mesh.core.controller.instances.open_options import OpenOptions
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests import migration, preemption
-from mesh.core.controller.requests.search import Search, StartNodes, carry_out, known, not_in_books
+from mesh.core.controller.requests.search import InstanceNeeds, carry_out, known, not_in_books
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import DeploymentState, InstanceState, RequestState
@@ -96,9 +97,10 @@ def _start(ctx: EventContext, plan: Start) -> None:
     elif entry.state not in (DeploymentState.STARTING, DeploymentState.READY):
         not_in_books(ctx, plan, f"{entry.name} is {entry.state.value}")
     elif ctx.may_start(entry) and ctx.takes_another(node, entry):
-        price = Search(ctx=ctx, entry=entry, start_nodes=StartNodes(lambda: (node,))).first((plan,))
-        if price is not None:
-            start(ctx, price)
+        waiting = [request for request in entry.queue if request.waits_for is None]
+        room = InstanceNeeds(ctx, entry, waiting).room(node)
+        if room is not None:
+            start(ctx, Price(ctx, plan, entry, node, None, None, room))
 
 
 def _move(ctx: EventContext, plan: Move) -> None:
