@@ -23,6 +23,11 @@ def never_early(request: RequestView, server: InstanceView, cell: CellView) -> f
     return 0.0
 
 
+def prompt_tokens(server: InstanceView, cell: CellView) -> int:
+    """The tokens of prompts that a server has yet to compute."""
+    return sum(of.prefill_left for of in cell.requests(server))
+
+
 def is_in_time(
     request: RequestView,
     server: InstanceView,

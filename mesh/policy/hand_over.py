@@ -53,23 +53,27 @@ def _seated(
 def handed_over(
     request: RequestView, servers: Iterable[InstanceView], cell: CellView, pace_share: float
 ) -> Iterator[Plan]:
-    """Its move to the first server that keeps the pace and has the second token in time; where none
-    has it in time, to the first that keeps the pace (§4.6).
-    """
-    late: list[tuple[InstanceView, float]] = []
+    """Its move to the first server that can begin it, which is of the tier then."""
+    for server, tier_s in _by_second_token(request, servers, cell, pace_share):
+        carry = Carry.KV if server.node.moves_kv else None
+        yield Move(requests=(request,), to=server, at_once=True, carry=carry)
+        if request.moves_now:
+            yield Label(instance=server, label=tier(tier_s))
+            return
+
+
+def _by_second_token(
+    request: RequestView, servers: Iterable[InstanceView], cell: CellView, pace_share: float
+) -> Iterator[tuple[InstanceView, float]]:
+    """Those that keep the pace, with their tiers; first who has its second token in time (§4.6)."""
+    late = list[tuple[InstanceView, float]]()
     for server, tier_s in by_tier(request.slo.tpot_s, servers, promotes=True):
-        if not keeps_pace(request, server, cell, tier_s * pace_share):
-            continue
-        if second_token_s(request, server, cell) > request.due_s:
-            late.append((server, tier_s))
-            continue
-        yield from _moved(request, server, tier_s)
-        if request.moves_now:
-            return
-    for server, tier_s in late:
-        yield from _moved(request, server, tier_s)
-        if request.moves_now:
-            return
+        if keeps_pace(request, server, cell, tier_s * pace_share):
+            if second_token_s(request, server, cell) <= request.due_s:
+                yield server, tier_s
+            else:
+                late.append((server, tier_s))
+    yield from late
 
 
 def hand_over_s(
@@ -89,14 +93,6 @@ def second_token_s(request: RequestView, server: InstanceView, cell: CellView) -
     if began_s is None or not one_s:
         return ready_s + cell.times(server).decode_s(1, request.tokens)
     return began_s + (ceil(max(ready_s - began_s, 0.0) / one_s) + 2) * one_s
-
-
-def _moved(request: RequestView, server: InstanceView, tier_s: float) -> Iterator[Plan]:
-    """The move of a request to a server, which is of the tier then."""
-    carry = Carry.KV if server.node.moves_kv else None
-    yield Move(requests=(request,), to=server, at_once=True, carry=carry)
-    if request.moves_now:
-        yield Label(instance=server, label=tier(tier_s))
 
 
 def with_first_token(server: InstanceView, cell: CellView) -> list[RequestView]:

@@ -78,18 +78,14 @@ class MeshSlo(CoLocated):
         """The servers that compute its first token in time, and what each is labelled then."""
         servers, share = list(cell.candidates()), self.pace_share
         ordered = by_tier(request.slo.tpot_s, servers, promotes=True)
-        together = [(of, s) for of, s in ordered if keeps_pace(request, of, cell, s * share)]
-        for server, tier_s in together:
-            if tier_label(server) and (late or self._in_time(request, server, cell, tier_s)):
-                yield server, tier(tier_s)
-        looser = [of for of in servers if self.divides and _passes_through(request, of)]
-        for server in sorted(looser, key=tier_s_of):
-            tier_s = tier_s_of(server)
-            if tier_s < inf and (late or self._in_time(request, server, cell, tier_s)):
-                yield server, server.label
-        for server, tier_s in together:
-            if not tier_label(server) and (late or self._in_time(request, server, cell, tier_s)):
-                yield server, tier(tier_s)
+        keeping = [of for of in ordered if keeps_pace(request, of[0], cell, of[1] * share)]
+        together = [(of, tier_s, tier(tier_s)) for of, tier_s in keeping if tier_label(of)]
+        looser = [(of, tier_s_of(of), of.label) for of in servers if _passes_through(request, of)]
+        apart = sorted([of for of in looser if self.divides and of[1] < inf], key=lambda of: of[1])
+        pool = [(of, tier_s, tier(tier_s)) for of, tier_s in keeping if not tier_label(of)]
+        for server, tier_s, label in (*together, *apart, *pool):
+            if late or self._in_time(request, server, cell, tier_s):
+                yield server, label
 
     def _in_time(
         self, request: RequestView, server: InstanceView, cell: CellView, tier_s: float

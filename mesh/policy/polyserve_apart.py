@@ -1,16 +1,15 @@
-"""`polyserve-pd`, with prompts and decodes on servers of their own, and what it is compared with.
+"""`polyserve-pd`: prompts and decodes on servers of their own (PolyServe, disaggregated).
 
 §4.2 has prompts of all tiers on any server for prompts, the nearest deadline first, and §4.7 admits
 them by that; with its first token a request goes to a server of its tier, and its KV blocks with
-it. `pd-random` and `pd-minimal` divide the servers for good: those whose names begin with `prefill`
-compute prompts. docs/policy-polyserve.md says what differs from the paper.
+it. docs/policy-polyserve.md says what differs from the paper.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.policy.colocated import CoLocated, is_served_late
-from mesh.policy.first_tokens import is_in_time
+from mesh.policy.first_tokens import is_in_time, prompt_tokens
 from mesh.policy.hand_over import (
     hand_over_s,
     handed_over,
@@ -18,15 +17,14 @@ from mesh.policy.hand_over import (
     open_servers,
     with_first_token,
 )
-from mesh.policy.plans import Join, Label, Move, Plan, Refuse, Start
+from mesh.policy.plans import Join, Label, Plan, Start
 from mesh.policy.polyserve import label_of
-from mesh.policy.polyserve_baselines import Choice, drawn, iteration_s
 from mesh.policy.rules.chunked import APART
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, RequestView
 
 PREFILL = "prefill"
-"""The label of a server for prompts, and how the names of those of the baselines begin."""
+"""The label of a server for prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ class PolyServeApart(CoLocated):
             late = is_served_late(request, self, cell)
             servers = list(cell.candidates())
             prefill = [server for server in servers if server.label == PREFILL]
-            prefill.sort(key=lambda server: -_prompt_tokens(server, cell))
+            prefill.sort(key=lambda server: -prompt_tokens(server, cell))
             for server in (*prefill, *(server for server in servers if not server.label)):
                 if not (late or is_in_time(request, server, cell, APART, self._hand_over_s)):
                     continue
@@ -92,64 +90,10 @@ class PolyServeApart(CoLocated):
                 yield Label(instance=server, label=label)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ApartBaseline(CoLocated):
-    rule: TurnRule = APART
-    goes_on: bool = True
-    upkeep_s: float = 0.1
-    choice: Choice
-
-    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
-        servers = [server for server in cell.candidates() if _is_for_prompts(server)]
-        if request is not None and servers:
-            if self.choice is Choice.RANDOM:
-                server = drawn(request, servers)
-            else:
-                server = min(servers, key=lambda of: (_prompt_tokens(of, cell), of.instance_id))
-            refusable = self.refuses_late and not request.accepted
-            if refusable and not is_in_time(request, server, cell, APART):
-                message = f"{server.instance_id} could not have its first token in time"
-                yield Refuse(request=request, message=message)
-                return
-            yield Join(request=request, instance=server)
-        for node in cell.starts():
-            yield Start(request=request, node=node)
-
-    def first_token(self, request: RequestView, cell: CellView) -> Iterator[Plan]:
-        servers = [of for of in open_servers(request, cell) if not _is_for_prompts(of)]
-        if servers and self.choice is Choice.RANDOM:
-            yield Move(requests=(request,), to=drawn(request, servers), at_once=True)
-        elif servers:
-            server = min(servers, key=lambda of: (*iteration_s(of, cell), of.instance_id))
-            yield Move(requests=(request,), to=server, at_once=True)
-
-    def upkeep(self, cell: CellView) -> Iterator[Plan]:
-        for server in cell.instances():
-            if _is_for_prompts(server):
-                for request in with_first_token(server, cell):
-                    yield from self.first_token(request, cell)
-
-
 POLYSERVE_PD = PolyServeApart()
-PD_POLICIES = (
-    POLYSERVE_PD,
-    PolyServeApart(name="polyserve-pd-no-refusal", refuses_late=False),
-    *(
-        ApartBaseline(name=f"pd-{choice}{suffix}", choice=choice, refuses_late=refuses_late)
-        for choice in (Choice.RANDOM, Choice.MINIMAL)
-        for suffix, refuses_late in (("", True), ("-no-refusal", False))
-    ),
-)
+POLYSERVE_PD_ABLATIONS = (PolyServeApart(name="polyserve-pd-no-refusal", refuses_late=False),)
 
 
 def _tier_servers(request: RequestView, cell: CellView) -> list[InstanceView]:
     """Those that may decode it, the fullest first."""
     return [server for server in open_servers(request, cell) if server.label != PREFILL]
-
-
-def _prompt_tokens(server: InstanceView, cell: CellView) -> int:
-    return sum(of.prefill_left for of in cell.requests(server))
-
-
-def _is_for_prompts(server: InstanceView) -> bool:
-    return server.node.node_id.startswith(PREFILL)

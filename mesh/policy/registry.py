@@ -8,8 +8,8 @@ from mesh.policy.llm_mesh import ABLATIONS, LLM_MESH
 from mesh.policy.mesh import MESH, MESH_ABLATIONS
 from mesh.policy.mesh_slo import MESH_SLO, MESH_SLO_ABLATIONS
 from mesh.policy.polyserve import POLYSERVE_ABLATIONS, POLYSERVE_CO
-from mesh.policy.polyserve_apart import PD_POLICIES
-from mesh.policy.polyserve_baselines import CO_BASELINES
+from mesh.policy.polyserve_apart import POLYSERVE_PD, POLYSERVE_PD_ABLATIONS
+from mesh.policy.polyserve_baselines import CO_BASELINES, PD_BASELINES
 from mesh.policy.prism import PRISM
 from mesh.policy.sllm import SLLM, SLLM_CPU, SLLM_CPU_SHARE
 
@@ -26,8 +26,10 @@ _ALL: tuple[Policy, ...] = (
     PRISM,
     POLYSERVE_CO,
     *POLYSERVE_ABLATIONS,
+    POLYSERVE_PD,
+    *POLYSERVE_PD_ABLATIONS,
     *CO_BASELINES,
-    *PD_POLICIES,
+    *PD_BASELINES,
     MESH_SLO,
     *MESH_SLO_ABLATIONS,
 )

@@ -1,10 +1,9 @@
 """The search for a place: the plans of a policy, in its order, until one has room and passes.
 
-A plan has a request join an instance, loaded or loading, or move to one, or has an instance start
-on a node. Each is held against the books, then priced (`instances.pricing`), then shown to the
-policy. What has refused is remembered and not validated again. Before: whoever wants a place
-(`queueing`, `preemption`, `migration`, `replicas`, `upkeep`, `outlook`). After:
-`submitting`, which books the price that was found.
+A plan has a request join an instance, loaded or loading, or has an instance start on a node. Each
+is held against the books, then priced (`instances.pricing`), then shown to the policy. What has
+refused is remembered and not validated again. Before: whoever wants a place (`queueing`,
+`preemption`, `replicas`). After: `submitting`, which books the price that was found.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
