@@ -50,15 +50,22 @@ class CoLocated(DefaultAnswers):
 
 
 def keeps_pace(
-    request: RequestView, instance: InstanceView, cell: CellView, limit_s: float
+    request: RequestView,
+    instance: InstanceView,
+    cell: CellView,
+    limit_s: float,
+    *,
+    at_peak: bool = True,
 ) -> bool:
-    """Whether iterations take no longer than `limit_s` with the request among them, at the peak of
-    all KV caches: each request grows to the mean length of answers, and goes (§4.5).
+    """Whether iterations take no longer than `limit_s` with the request among them, now and at the
+    peak of all KV caches: each request grows to the mean length of answers, and goes (§4.5).
     """
     times, made = cell.times(instance), cell.deployment(request.deployment)
     batch, tokens = instance.batch + 1, instance.tokens + request.tokens
     if made is None or times.decode_s(batch, tokens / batch) > limit_s:
         return False
+    if not at_peak:
+        return True
     peak = peak_tokens(_growing((request, *cell.requests(instance)), made.answer_tokens))
     return times.decode_s(batch, peak / batch) <= limit_s
 

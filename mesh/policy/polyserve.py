@@ -25,12 +25,18 @@ class PolyServe(CoLocated):
     rule: TurnRule = AHEAD
     promotes: bool = True
     """Whether a request may go into a tighter tier (§4.4)."""
+    fills: bool = True
+    """Whether the most loaded server comes first (§4.3), and not the least loaded one."""
+    foresees: bool = True
+    """Whether the pace is to be kept at the peak of the KV cache (§4.5), and not now alone."""
+    chunks: bool = True
+    """Whether the first token has to be in time by the chunks that can be kept (§4.7)."""
     upkeep_s: float = 0.1
 
     # §4.3: the most loaded server that still keeps the SLO, so that the last one empties.
 
     def instance_rank(self, instance: InstanceView) -> Rank:
-        return (-instance.batch,)
+        return (-instance.batch if self.fills else instance.batch,)
 
     # §4.2 to §4.4: its own tier, then the next tighter ones, then a server that pends with requests
     # of its TPOT, then one of the pool. If none will do it waits.
@@ -50,9 +56,9 @@ class PolyServe(CoLocated):
         self, request: RequestView, server: InstanceView, cell: CellView, tier_s: float
     ) -> bool:
         limit_s = tier_s * self.pace_share
-        if not keeps_pace(request, server, cell, limit_s):
+        if not keeps_pace(request, server, cell, limit_s, at_peak=self.foresees):
             return False
-        late = is_served_late(request, self, cell)
+        late = not self.chunks or is_served_late(request, self, cell)
         return late or first_token_s(request, server, cell, limit_s) <= request.due_s
 
     # §4.3, §4.4: a server without requests goes back into the pool; one without requests of its own
@@ -68,6 +74,9 @@ class PolyServe(CoLocated):
 POLYSERVE_CO = PolyServe()
 POLYSERVE_ABLATIONS = (
     PolyServe(name="polyserve-co-no-promotion", promotes=False),
+    PolyServe(name="polyserve-co-no-gradient", fills=False),
+    PolyServe(name="polyserve-co-no-peak", foresees=False),
+    PolyServe(name="polyserve-co-no-chunks", chunks=False),
     PolyServe(name="polyserve-co-no-refusal", refuses_late=False),
 )
 

@@ -86,6 +86,31 @@ def test_a_tier_fills_its_servers_one_after_the_other() -> None:
     assert cell.labels() == ["tier 50 ms", "tier 50 ms", ""]
 
 
+def test_without_the_gradient_the_least_loaded_server_of_a_tier_comes_first() -> None:
+    for rule, went in (("polyserve-co", "n1"), ("polyserve-co-no-gradient", "n2")):
+        cell = Servers(rule)
+        assert cell.ask_all(0.05, 5) == ["n1"] * 4 + ["n2"]
+        cell.end(1)
+        assert cell.ask(0.05) == went
+
+
+def test_without_a_prediction_a_request_joins_where_it_will_not_keep_its_slo() -> None:
+    longer = profile(
+        prefill=GROWING.prefill,
+        decode=Grid(rows=(1, 32), columns=(1, 512), seconds=((0.01, 0.3), (0.32, 9.6))),
+    )
+    for rule, decode, ttft_s, went in (
+        ("polyserve-co", longer, 1.0, ""),
+        ("polyserve-co-no-peak", longer, 1.0, "n1"),
+        ("polyserve-co", GROWING, 0.01, ""),
+        ("polyserve-co-no-chunks", GROWING, 0.01, "n1"),
+    ):
+        cell = Servers(rule)
+        for entry in cell.core.cell.instances.values():
+            entry.profile = decode
+        assert cell.ask(0.05, ttft_s=ttft_s, prompt=3 if decode is longer else 200) == went
+
+
 def test_a_looser_request_is_promoted_before_its_tier_gets_another_server() -> None:
     cell = Servers()
     assert cell.ask(0.05) == "n1"
