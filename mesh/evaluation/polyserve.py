@@ -310,18 +310,16 @@ class Search:
         """The largest share of the optimal rate at which so much is met; `over` where none larger
         than that is.
         """
-        least = max(over // self.step, -(-PERCENT_LEAST // self.step) - 1)
-        low, high = least, -(-most // self.step)
-        middle = low + 1 if over else (low + high + 1) // 2
-        while low < high:
-            if met(self.at(middle * self.step, ATTAINED)) >= ATTAINED:
-                low = middle
-            elif middle == least + 1:
-                break
-            else:
-                high = middle - 1
-            middle = (low + high + 1) // 2
-        return low * self.step if low > least else over
+        least = -(-PERCENT_LEAST // self.step) * self.step
+        shares = range(max(over + self.step, least), most + self.step, self.step)
+
+        def misses(percent: int) -> bool:
+            return met(self.at(percent, ATTAINED)) < ATTAINED
+
+        if over and shares and misses(shares[0]):
+            return over
+        found = bisect_left(shares, True, key=misses)
+        return shares[found - 1] if found else over
 
 
 def goodput(searches: Sequence[Search]) -> Goodput:
