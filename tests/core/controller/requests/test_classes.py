@@ -59,7 +59,8 @@ def test_a_class_that_finds_no_place_holds_up_no_other() -> None:
 def test_requests_of_a_class_that_goes_keep_its_limits_until_they_end() -> None:
     """`q1` decodes and `q2` waits as their class goes, and both are answered."""
     cell = Cell()
-    assert submitted(cell.ask_in(QUICK, "q1", of="b")) == [("q1", "b")]
+    short = request("q1", of="b", prompt=(1,) * 3, max_tokens=4)
+    assert submitted(cell.tell(InvokeRequested(request=short, slo=QUICK))) == [("q1", "b")]
     cell.tokens(cell.link, "q1", [7])
     assert submitted(cell.ask_in(QUICK, "q2")) == [], "there is no time for two"
     entries = [cell.core.cell.deployments[DeploymentName(name)] for name in "ab"]
