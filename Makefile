@@ -225,7 +225,7 @@ faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of f
 	$(BIN)/python -m bench faults --scenario workloads/fault_sharing.toml --seeds 100
 	$(BIN)/python -m bench faults --scenario workloads/fault_swaps.toml
 	$(BIN)/python -m bench faults --scenario workloads/fault_standby.toml
-	$(BIN)/python -m bench faults --scenario workloads/fault_tiers.toml
+	$(BIN)/python -m bench faults --scenario workloads/fault_tiers.toml --seeds 100
 	MESH_DEEP=1 $(PYTEST) --timeout 7200 $(addprefix tests/,contract core memory nodes/engines/openvino policy request sim wire)
 
 # KILLS: so many kills, and so many flips and truncations; of 200 each it takes two minutes.
