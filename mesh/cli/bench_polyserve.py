@@ -1,10 +1,11 @@
-"""`mesh bench polyserve`: the goodput of PolyServe and its baselines on virtual H200 (§5.2).
+"""`mesh bench polyserve`: PolyServe and its baselines on virtual H200 (§5.2 to §5.4).
 
 docs/policy-polyserve.md says what the figures mean.
 """
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -13,25 +14,26 @@ from mesh.cli.options import format_option
 from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.domain.values import replace
 from mesh.evaluation.polyserve import (
     BASELINES,
+    COST_PERCENTS,
     EITHER,
     OWN,
     REFUSES_NOBODY,
     SERVERS,
-    SLOW_KV_LINK_BYTES_PER_S,
-    TABLES_OFF,
+    TOGETHER,
     WORKLOADS,
+    Figure,
+    FigureJob,
     Found,
-    Goodput,
-    GoodputJob,
     Load,
     Optimum,
+    Servers,
+    cost_record,
     kind_of,
     optimum,
     record,
-    robust_record,
+    record_of_loads,
 )
 from mesh.evaluation.runs import JOBS_MAX, Failed, run_all
 from mesh.runtime.policies import policy_of
@@ -49,9 +51,13 @@ QUICK_STEP = 5
 )
 @click.option("--no-refusal", is_flag=True, help="Of the default ones, those that refuse nobody.")
 @click.option(
-    "--robust",
-    is_flag=True,
-    help="With tables that are 20 % too low, and too high, and transfers at 12 GB/s.",
+    "--figure",
+    type=click.Choice([figure.value for figure in Figure]),
+    default=Figure.GOODPUT.value,
+    show_default=True,
+    help="Goodput; with classes that swap their shares halfway; with tables that are 20 % too low, "
+    "and too high, and the lengths of another workload, and transfers at 12 GB/s; servers taken "
+    "of an unlimited pool.",
 )
 @click.option(
     "--quick",
@@ -80,7 +86,7 @@ def polyserve(
     workloads: str | None,
     policies: str | None,
     no_refusal: bool,
-    robust: bool,
+    figure: str,
     quick: bool,
     servers: int,
     seed: int,
@@ -102,23 +108,27 @@ def polyserve(
         hint = f"workloads: {', '.join(WORKLOADS)}"
         raise InvalidInput(f"there is no workload {unknown[0]!r}", hint=hint)
     counted_s, step = (QUICK_S, QUICK_STEP) if quick else (USUAL_S, 1)
-    usual_loads = [
-        Load(workload=name, servers=servers, counted_s=counted_s, seed=seed) for name in names
-    ]
-    kinds = dict.fromkeys(kind_of(policy) for policy in chosen)
-    optima = {(of.workload, kind): optimum(of, kind) for of in usual_loads for kind in kinds}
-    loads = usual_loads
-    if robust:
-        loads = [
-            replace(of, tables=tables, kv_link_bytes_per_s=SLOW_KV_LINK_BYTES_PER_S)
-            for tables in TABLES_OFF
-            for of in usual_loads
-        ]
+    looked_for = Figure(figure)
+    loads = {
+        load: of
+        for name in names
+        for of, load in looked_for.loads(
+            Load(workload=name, servers=servers, counted_s=counted_s, seed=seed)
+        ).items()
+    }
+    # Costs are compared at the same rates.
+    kinds = {of: TOGETHER if looked_for is Figure.COST else kind_of(of) for of in chosen}
+    optima = {
+        (load.workload, kind): optimum(load, kind)
+        for load in {load.workload: load for load in loads}.values()
+        for kind in dict.fromkeys(kinds.values())
+    }
     planned = [
-        GoodputJob(
+        FigureJob(
             policy=policy,
             load=load,
-            rate_per_s=optima[load.workload, kind_of(policy)].drawn_per_s,
+            rate_per_s=optima[load.workload, kinds[policy]].drawn_per_s,
+            figure=looked_for,
             step=step,
         )
         for load in loads
@@ -126,40 +136,60 @@ def polyserve(
     ]
     with progress("polyserve") as show:
         ends = run_all(planned, jobs, show)
-    found = {of.tables: {name: dict[str, Goodput]() for name in names} for of in loads}
+    found: dict[str, dict[str, dict[str, Any]]] = {
+        of: {name: {} for name in names} for of in loads.values()
+    }
     failed = [end for end in ends if isinstance(end, Failed)]
     for end in ends:
         if not isinstance(end, Failed):
-            found[end.job.load.tables][end.job.load.workload][end.job.policy] = end.run
-    _show(optima, found, form)
+            found[loads[end.job.load]][end.job.load.workload][end.job.policy] = end.run
+    if looked_for is Figure.COST:
+        _show_servers(found[""], form)
+    else:
+        _show(looked_for, optima, found, form)
     if failed:
         whys = "; ".join(f"{end.job.name}: {end.why}" for end in failed)
         raise MeshError(f"{len(failed)} of {len(ends)} searches failed: {whys}")
 
 
+def _show_servers(found: Mapping[str, Mapping[str, Servers]], form: Format) -> None:
+    if form is not Format.TABLE:
+        output.structured(cost_record(found), form)
+        return
+    headers = ("workload", "policy", *(f"servers at {of} %" for of in COST_PERCENTS))
+    rows = [
+        (name, policy, *("-" if n is None else f"{n:.1f}" for n in servers.values()))
+        for name, policies in found.items()
+        for policy, servers in policies.items()
+    ]
+    output.table(text_columns(headers, 2), rows)
+
+
 def _show(
+    figure: Figure,
     optima: Mapping[tuple[str, str], Optimum],
-    found: Mapping[float, Found],
+    found: Mapping[str, Found],
     form: Format,
 ) -> None:
-    """`found` is by what tables say over what iterations take."""
+    """`found` is by the names of loads."""
     if form is not Format.TABLE:
-        told = record(optima, found[1.0]) if 1.0 in found else robust_record(optima, found)
+        one = figure is Figure.GOODPUT
+        told = record(optima, found[""]) if one else record_of_loads(figure, optima, found)
         output.structured(told, form)
         return
     headers = (
-        *("workload", "policy", "tables", "goodput, %", "of each class, %"),
+        *("workload", "policy", "load", "goodput, %", "of each class, %"),
         *("met at 120 %, %", "setting"),
     )
     rows = [
         (
-            *(name, policy, f"{tables:g}", str(one.percent), str(one.percent_each_class)),
+            *(name, policy, of or "usual", str(one.percent), str(one.percent_each_class)),
             *(
                 f"{100 * one.overload_share:.0f}",
                 "-" if one.setting is None else f"{one.setting:g}",
             ),
         )
-        for tables, by_workload in found.items()
+        for of, by_workload in found.items()
         for name, policies_found in by_workload.items()
         for policy, one in policies_found.items()
     ]

@@ -8,16 +8,20 @@ polyserve`. After: `runs`, `record`.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
-from itertools import product
+from enum import StrEnum
+from functools import partial
+from itertools import chain, dropwhile, product, takewhile
 from statistics import fmean
 from typing import cast
 
 from mesh.compute.times import Times
 from mesh.domain.deployment import Scaling
 from mesh.domain.errors import InvalidInput
+from mesh.domain.history import OutputHistory
+from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Grid, Profile
@@ -34,6 +38,7 @@ from mesh.sim.testbed import known_model
 from mesh.sim.workload import Serverless, published
 from mesh_workloads.processes import POISSON
 from mesh_workloads.rates import Lognormal
+from mesh_workloads.trace import Trace
 
 HARDWARE, MODEL = "h200", "llama-3.1-8b"
 SERVERS = 20
@@ -41,6 +46,7 @@ MEMORY_BYTES = round(0.9 * 141e9)
 CONTEXT_TOKENS_MAX = 131072
 BATCH_MAX = 512
 SLO_MIX = "0.02:0.1,0.03:0.2,0.05:0.3,0.1:0.4"
+INVERTED_MIX = "0.02:0.4,0.03:0.3,0.05:0.2,0.1:0.1"
 TTFTS_S = (0.3, 0.5, 1.0)
 TPOT_S_MAX = 0.1
 WORKLOADS: Mapping[str, str] = {
@@ -84,6 +90,10 @@ ATTAINED = 0.9
 PERCENT_LEAST, PERCENT_MOST = 5, 130
 """The shares of the optimal rate between which goodput is looked for; what keeps less has 0."""
 OVERLOAD_PERCENT = 120
+COST_PERCENTS = (25, 50, 75, 100)
+"""The shares of the optimal rate at which costs are compared."""
+POOL = 3
+"""So many times the servers are a pool that nobody uses up at these rates."""
 DRAWN = 4000
 """Requests that are drawn for the mean of the optimal cost."""
 CHUNK_TOKENS_MAX = 8192
@@ -102,12 +112,25 @@ class Load:
     tables: float = 1.0
     """What the controller's tables say over what iterations take."""
     kv_link_bytes_per_s: float = KV_LINK_BYTES_PER_S
+    inverted: bool = False
+    """Whether the classes swap their shares halfway through what counts (§5.3)."""
+    answers_of: str = ""
+    """The workload whose mean answer policies expect, if not what they have seen of this one."""
 
     @property
     def warm_s(self) -> float:
         """As long as a mean answer takes at the slowest pace."""
-        lengths = published(WORKLOADS[self.workload], CONTEXT_TOKENS_MAX)
-        return lengths.output.mean() * TPOT_S_MAX
+        return mean_answer_tokens(self.workload) * TPOT_S_MAX
+
+    def arrivals(self, scenario: Scenario, trace: Trace | None = None) -> Iterator[Arrival]:
+        """Those of its scenario. `trace` is the scenario's, where it is at hand."""
+        if not self.inverted:
+            return arrivals(scenario, trace)
+        inverted, half_s = replace(scenario, slo_mix=INVERTED_MIX), self.warm_s + self.counted_s / 2
+        return chain(
+            takewhile(lambda of: of.at_s < half_s, arrivals(scenario, trace)),
+            dropwhile(lambda of: of.at_s < half_s, arrivals(inverted, trace)),
+        )
 
     def scenario(self, policy: str, rate_per_s: float, setting: float | None = None) -> Scenario:
         """The cell and its arrivals, so many a second before those are left out that no SLO fits.
@@ -168,12 +191,55 @@ class Load:
         )
 
 
+def mean_answer_tokens(workload: str) -> float:
+    """Of a key of WORKLOADS."""
+    return published(WORKLOADS[workload], CONTEXT_TOKENS_MAX).output.mean()
+
+
+class Figure(StrEnum):
+    """What is looked for."""
+
+    GOODPUT = "goodput"
+    BURST = "burst"
+    """Goodput where the shares of the classes are inverted halfway."""
+    ROBUST = "robust"
+    """Goodput where policies expect what is not so, and transfers are slow."""
+    COST = "cost"
+    """How many servers are taken of a pool that nobody uses up (§5.4)."""
+
+    def loads(self, load: Load) -> dict[str, Load]:
+        """The loads that it is of, by their names."""
+        slow = replace(load, kv_link_bytes_per_s=SLOW_KV_LINK_BYTES_PER_S)
+        match self:
+            case Figure.GOODPUT | Figure.COST:
+                return {"": load}
+            case Figure.BURST:
+                return {"inverted": replace(load, inverted=True)}
+            case Figure.ROBUST:
+                names = [*WORKLOADS, *WORKLOADS]
+                other = names[names.index(load.workload) + 1]
+                tables = {f"tables_{by:g}": replace(slow, tables=by) for by in TABLES_OFF}
+                return tables | {"lengths": replace(slow, answers_of=other)}
+
+
+class Untaught(OutputHistory):
+    """A mean length of answers that stays, however long they turn out."""
+
+    def mean_of(self, slo_class: str) -> float:
+        return self.mean_tokens
+
+    def after(self, output_tokens: int, slo_class: str = "") -> OutputHistory:
+        return self
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attained:
     """The shares of requests that had every token in time."""
 
     overall: float
     by_class: Mapping[str, float]
+    servers: float = 0.0
+    """How many servers had a label when a request came, in the mean."""
 
     @property
     def least(self) -> float:
@@ -225,7 +291,7 @@ def optimum(load: Load, kind: str = TOGETHER) -> Optimum:
     scenario = load.scenario(OWN[kind], rate_per_s)
     trace = trace_of(scenario)
     assert trace is not None, "it is generated"
-    drawn = list(arrivals(scenario, trace))
+    drawn = list(load.arrivals(scenario, trace))
     profile = known_model(MODEL).costs[HARDWARE].profile
     capacity = (MEMORY_BYTES - profile.weights_bytes) // profile.kv_bytes_per_token
     cost = cost_s if kind == TOGETHER else cost_apart_s
@@ -357,10 +423,15 @@ def attained(
     """
     scenario = load.scenario(policy, rate_per_s, setting)
     warm_s = load.warm_s
-    counted = [of for of in arrivals(scenario) if of.at_s >= warm_s]
+    counted = [of for of in load.arrivals(scenario) if of.at_s >= warm_s]
     if not counted:
         raise InvalidInput(f"no request of {load.workload} came in {load.counted_s:g} s")
     late: Counter[str] = Counter()
+    labelled: list[int] = []
+
+    def came(at_s: float) -> None:
+        if at_s >= warm_s:
+            labelled.append(sum(bool(of.label) for of in cell.core.cell.instances.values()))
 
     def ended(outcome: Outcome) -> None:
         if outcome.arrival_s - cell.started_s >= warm_s and not outcome.met_without_grace:
@@ -370,13 +441,18 @@ def attained(
 
     made = plan(scenario)
     told = tuple(_off(profile, load.tables) for profile in made.profiles)
-    cell = VirtualCell(replace(made, profiles=told), ended=ended)
+    histories: dict[DeploymentName, OutputHistory] = {}
+    if load.answers_of:
+        expected = Untaught(mean_tokens=mean_answer_tokens(load.answers_of))
+        histories = {of.spec.name: expected for of in made.deployments}
+    cell = VirtualCell(replace(made, profiles=told, histories=histories), ended=ended)
     with suppress(_Missed):
-        cell.run(arrivals(scenario))
+        cell.run(load.arrivals(scenario), came)
     of_class = Counter(of.slo.name for of in counted if of.slo is not None)
     return Attained(
         overall=1 - late.total() / len(counted),
         by_class={name: 1 - late[name] / count for name, count in sorted(of_class.items())},
+        servers=fmean(labelled or (0.0,)),
     )
 
 
@@ -390,24 +466,30 @@ def _off(profile: Profile, factor: float) -> Profile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputJob:
-    """A search (`mesh.evaluation.runs.Job`)."""
+class FigureJob:
+    """What one policy comes to under one load (`mesh.evaluation.runs.Job`)."""
 
     policy: str
     load: Load
     rate_per_s: float
+    """The optimal one, as in `Search`."""
+    figure: Figure = Figure.GOODPUT
     step: int = 1
 
     @property
     def name(self) -> str:
-        off = f" by tables of {self.load.tables:g}" if self.load.tables != 1.0 else ""
-        return f"{self.load.workload} {self.policy}{off}"
+        load = self.load
+        off = f" by tables of {load.tables:g}" if load.tables != 1.0 else ""
+        off += f" by answers of {load.answers_of}" if load.answers_of else ""
+        return f"{load.workload} {self.policy}{off}"
 
     @property
     def weight(self) -> float:
         return self.rate_per_s
 
-    def compute(self) -> Goodput:
+    def compute(self) -> "Goodput | Servers":
+        if self.figure is Figure.COST:
+            return self._servers()
         return goodput([self._search(setting) for setting in self._settings()])
 
     def _settings(self) -> Sequence[float | None]:
@@ -425,7 +507,31 @@ class GoodputJob:
             setting=setting,
         )
 
+    def _servers(self) -> "Servers":
+        """What a baseline needs at each rate, or another policy takes of a pool."""
+        most, needed = POOL * self.load.servers, 1
+        found: dict[int, float | None] = {}
+        for percent in COST_PERCENTS:
+            rate_per_s = self.rate_per_s * percent / 100
+            if self.policy.removesuffix(REFUSES_NOBODY) in BASELINES[EITHER]:
+                # No higher rate needs fewer servers, nor does a setting count that needs more.
+                least, needed = needed, most + 1
+                for setting in self._settings():
+                    keeps = partial(self._keeps, rate_per_s, setting)
+                    needed = least + bisect_left(range(least, needed), True, key=keeps)
+                found[percent] = needed if needed <= most else None
+            else:
+                taken = attained(self.policy, replace(self.load, servers=most), rate_per_s)
+                found[percent] = taken.servers if taken.overall >= ATTAINED else None
+        return found
 
+    def _keeps(self, rate_per_s: float, setting: float | None, servers: int) -> bool:
+        load = replace(self.load, servers=servers)
+        return attained(self.policy, load, rate_per_s, setting, ATTAINED).overall >= ATTAINED
+
+
+Servers = Mapping[int, float | None]
+"""By the share of the optimal rate, how many servers meet ATTAINED; `None` where no pool does."""
 Found = Mapping[str, Mapping[str, Goodput]]
 """By workload and policy."""
 
@@ -468,16 +574,39 @@ def record(optima: Mapping[tuple[str, str], Optimum], found: Found) -> dict[str,
     }
 
 
-def robust_record(
-    optima: Mapping[tuple[str, str], Optimum], found: Mapping[float, Found]
+def record_of_loads(
+    figure: Figure, optima: Mapping[tuple[str, str], Optimum], found: Mapping[str, Found]
 ) -> dict[str, object]:
-    """The same for each of TABLES_OFF, and the least of their gains."""
-    records = {tables: record(optima, of) for tables, of in found.items()}
-    figures: dict[str, object] = {f"tables_{tables:g}": of for tables, of in records.items()}
-    for kind in (TOGETHER, APART):
-        gains = [cast(float | None, of[f"gain_{kind}"]) for of in records.values()]
-        figures[f"robust_gain_{kind}"] = min((g for g in gains if g is not None), default=None)
+    """The same for each load of a figure, by its name, and the least of their gains."""
+    records = {name: record(optima, of) for name, of in found.items()}
+    figures: dict[str, object] = {**records}
+    for kind in OWN:
+        known = [of[f"gain_{kind}"] for of in records.values() if f"gain_{kind}" in of]
+        gains = cast(list[float | None], known)
+        if gains:
+            least = min((gain for gain in gains if gain is not None), default=None)
+            figures[f"{figure}_gain_{kind}"] = least
     return figures
+
+
+def cost_record(found: Mapping[str, Mapping[str, Servers]]) -> dict[str, object]:
+    """The servers that policies take, by workload, policy and share of the optimal rate, and over
+    what the best baseline of a kind needs there, in the mean and at most.
+    """
+    figures: dict[str, object] = {}
+    for kind, ending in product(OWN, ("", REFUSES_NOBODY)):
+        ratios: list[float] = []
+        for of in found.values():
+            others = [of[name + ending] for name in BASELINES[kind] if name + ending in of]
+            for percent, servers in of.get(OWN[kind] + ending, {}).items():
+                needed = [n for other in others if (n := other[percent]) is not None]
+                if servers is not None and needed:
+                    ratios.append(servers / min(needed))
+        if ratios:
+            of_kind = kind + ending.replace("-", "_")
+            figures[f"cost_ratio_{of_kind}"] = _mean(ratios)
+            figures[f"cost_ratio_most_{of_kind}"] = round(max(ratios), 4)
+    return figures | {"workloads": found}
 
 
 def _fitting(optima: Mapping[tuple[str, str], Optimum], workload: str) -> float:

@@ -8,7 +8,7 @@ After: `mesh.domain.outcome`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from mesh.core.controller.core import ControllerCore
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import EngineError, InvalidInput
 from mesh.domain.events import CancelRequested, InvokeRequested
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
@@ -77,6 +78,8 @@ class CellPlan:
     deployments: tuple[Deployment, ...]
     profiles: tuple[Profile, ...]
     """What the controller knows of iteration times."""
+    histories: Mapping[DeploymentName, OutputHistory] = field(default_factory=dict)
+    """What it knows of earlier requests."""
     policy: str = DEFAULT_POLICY
     limits: CellLimits = field(default_factory=CellLimits)
     link_delay_s: float = 0.0005
@@ -107,6 +110,7 @@ class CellPlan:
             limits=self.limits,
             deployments=self.deployments,
             profiles=self.profiles,
+            histories=self.histories,
         )
 
 
@@ -133,6 +137,7 @@ class VirtualCell:
         self.kv_links = VirtualKvLinks(self.clock)
         self.store = VirtualStore()
         registry = MemoryRegistry(plan.deployments, plan.profiles)
+        registry.histories.update(plan.histories)
         self.controllers = [
             VirtualController(
                 at=at,

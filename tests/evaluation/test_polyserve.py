@@ -9,20 +9,25 @@ from mesh.domain.slo import Slo
 from mesh.domain.values import replace
 from mesh.evaluation.polyserve import (
     BATCH_MAX,
+    COST_PERCENTS,
     TABLES_OFF,
     TTFTS_S,
     WORKLOADS,
     Attained,
+    Figure,
+    FigureJob,
     Goodput,
     Load,
     Optimum,
     Search,
     attained,
+    cost_record,
     cost_s,
     goodput,
+    mean_answer_tokens,
     optimum,
     record,
-    robust_record,
+    record_of_loads,
 )
 from mesh.sim.cluster import Arrival
 from mesh.sim.scenario import arrivals, plan
@@ -184,6 +189,48 @@ def test_the_least_gain_counts_where_tables_are_wrong() -> None:
         return {"a": {"polyserve-co": _came_to(own), "co-random": _came_to(other)}}
 
     optimal = {("a", "co"): Optimum(rate_per_s=10.0, offered_share=0.5)}
-    made = robust_record(optimal, {0.8: came_to(60, 40), 1.2: came_to(66, 60)})
+    found = {"tables_0.8": came_to(60, 40), "lengths": came_to(66, 60)}
+    made = record_of_loads(Figure.ROBUST, optimal, found)
     assert (made["robust_gain_co"], made["robust_gain_pd"]) == (1.1, None)
-    assert set(made) == {"tables_0.8", "tables_1.2", "robust_gain_co", "robust_gain_pd"}
+    assert set(made) == {"tables_0.8", "lengths", "robust_gain_co", "robust_gain_pd"}
+
+
+def test_classes_swap_their_shares_halfway_through_what_counts() -> None:
+    load = Figure.BURST.loads(Load(workload="lmsys", counted_s=20.0))["inverted"]
+    drawn = list(load.arrivals(load.scenario("co-random", 100.0)))
+    assert [a.at_s for a in drawn] == sorted(a.at_s for a in drawn)
+    half_s = load.warm_s + 10.0
+    before = [a.slo.tpot_s for a in drawn if a.slo and a.at_s < half_s]
+    after = [a.slo.tpot_s for a in drawn if a.slo and a.at_s >= half_s]
+    for of, shares in ((before, (0.1, 0.4)), (after, (0.4, 0.1))):
+        found = of.count(0.02) / len(of), of.count(0.1) / len(of)
+        assert found == pytest.approx(shares, abs=0.06)
+    usual = list(arrivals(load.scenario("co-random", 100.0)))
+    assert [a.at_s for a in usual] == [a.at_s for a in drawn]
+
+
+def test_policies_that_expect_long_answers_admit_fewer() -> None:
+    load = Load(workload="mooncake_toolagent", servers=2, counted_s=4.0)
+    longer = replace(load, answers_of="uniform_4096_1024")
+    assert mean_answer_tokens("uniform_4096_1024") > 4 * mean_answer_tokens(load.workload)
+    usual, other = (attained("polyserve-co", of, 7.0).overall for of in (load, longer))
+    assert other < usual
+
+
+def test_costs_are_servers_over_the_fewest_that_a_baseline_needs_at_each_rate() -> None:
+    load = Load(workload="lmsys", servers=2, counted_s=3.0)
+    rate_per_s = optimum(load).drawn_per_s
+    found = {
+        policy: FigureJob(
+            policy=policy, load=load, rate_per_s=rate_per_s, figure=Figure.COST
+        ).compute()
+        for policy in ("polyserve-co", "co-minimal")
+    }
+    taken, needed = found["polyserve-co"], found["co-minimal"]
+    assert isinstance(taken, dict)
+    assert tuple(taken) == COST_PERCENTS
+    assert 0.0 < taken[25] < taken[100] < 6.0
+    assert isinstance(needed, dict)
+    assert set(needed.values()) <= {None, *range(1, 7)}
+    made = cost_record({"lmsys": {"polyserve-co": {25: 3.0, 50: 5.0}, "co-chunk": {25: 4, 50: 4}}})
+    assert (made["cost_ratio_co"], made["cost_ratio_most_co"]) == (1.0, 1.25)
