@@ -5,8 +5,10 @@ token. Nothing is promised: a policy asks for the predictions by itself, among i
 the views of a server and the times of its iterations. After: `polyserve`, `polyserve_baselines`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 
 from mesh.compute.times import Times
@@ -66,8 +68,13 @@ def keeps_pace(
         return False
     if not at_peak:
         return True
-    peak = peak_tokens(_growing((request, *cell.requests(instance)), made.answer_tokens))
-    return times.decode_s(batch, peak / batch) <= limit_s
+    growth, mean = cell.of_requests(instance, Growth), made.answer_tokens
+    least, most = growth.bounds_with(request, mean)
+    if times.decode_s(batch, least / batch) > limit_s:
+        return False
+    if times.decode_s(batch, most / batch) <= limit_s:
+        return True
+    return times.decode_s(batch, growth.peak_with(request, mean) / batch) <= limit_s
 
 
 @dataclass(slots=True, eq=False)
@@ -97,29 +104,71 @@ class Seats:
         if self.times.decode_s(batch, (self.tokens + tokens) / batch) > limit_s:
             return False
         if self.peak is None:
-            self.peak = peak_tokens(_growing(cell.requests(self.server), made.answer_tokens))
-        peak = self.peak + sum(*_growing((request,), made.answer_tokens))
+            self.peak = cell.of_requests(self.server, Growth).peak(made.answer_tokens)
+        left = _left_tokens(len(request.output_tokens), made.answer_tokens)
+        peak = self.peak + left + request.tokens
         if self.times.decode_s(batch, peak / batch) > limit_s:
             return False
         self.batch, self.tokens, self.peak = batch, self.tokens + tokens, peak
         return True
 
 
-def _growing(requests: Iterable[RequestView], mean: float) -> list[tuple[float, int]]:
-    """What each has left of a mean answer, and how many tokens it has."""
-    return [(max(mean - len(of.output_tokens), LEFT_TOKENS_LEAST), of.tokens) for of in requests]
-
-
-def peak_tokens(requests: Iterable[tuple[float, int]]) -> float:
-    """The most tokens that requests hold at a time, each of which has so many left to come, and so
-    many now.
+class Growth:
+    """The most tokens that the requests of a server hold at a time, where each grows to the mean
+    length of answers, and goes (§4.5). The sums are kept for one more request, wherever it comes in
+    the order of what requests have left; while the requests stay, another mean changes them alone.
     """
-    held, peak = 0, 0.0
-    for count, (left, tokens) in enumerate(sorted(requests, reverse=True), 1):
-        # When this one ends, all those before it are there still.
-        held += tokens
-        peak = max(peak, held + count * left)
-    return peak
+
+    def __init__(self, requests: Iterable[RequestView]) -> None:
+        # Whoever has fewer tokens of output has more left.
+        ordered = sorted((len(of.output_tokens), of.tokens) for of in requests)
+        self._outputs = [output for output, _ in ordered]
+        self._held = [0, *accumulate(tokens for _, tokens in ordered)]
+        self._mean = 0.0
+        self._peaks: list[float] = []
+        """The peak until so many have ended, and, with one more that goes before them, after."""
+        self._later: list[float] = []
+
+    def peak(self, mean: float) -> float:
+        """Without any other request."""
+        self._expect(mean)
+        return self._peaks[-1]
+
+    def peak_with(self, request: RequestView, mean: float) -> float:
+        """With one request more."""
+        self._expect(mean)
+        output = len(request.output_tokens)
+        place = bisect_left(self._outputs, output)
+        left = (place + 1) * _left_tokens(output, mean)
+        own = self._held[place] + request.tokens + left
+        return max(self._peaks[place], own, self._later[place] + request.tokens)
+
+    def bounds_with(self, request: RequestView, mean: float) -> tuple[float, float]:
+        """Between what it is, by sums for another mean: each answer that ends changes the mean a
+        little, and the peak by no more than that for each request.
+        """
+        known = self._mean or mean
+        peak, off = self.peak_with(request, known), len(self._held) * (mean - known)
+        return min(peak, peak + off), max(peak, peak + off)
+
+    def _expect(self, mean: float) -> None:
+        if mean == self._mean:
+            return
+        self._mean = mean
+        lefts = [_left_tokens(output, mean) for output in self._outputs]
+        # When one ends, all those before it are there still.
+        ends = [
+            held + n * left
+            for n, (held, left) in enumerate(zip(self._held[1:], lefts, strict=True), 1)
+        ]
+        later = [end + left for end, left in zip(ends, lefts, strict=True)]
+        self._peaks = [0.0, *accumulate(ends, max)]
+        self._later = [*accumulate(reversed(later), max, initial=0.0)][::-1]
+
+
+def _left_tokens(output: int, mean: float) -> float:
+    """What a request has left that has so much of its answer, which is of mean length."""
+    return max(mean - output, LEFT_TOKENS_LEAST)
 
 
 def first_token_s(

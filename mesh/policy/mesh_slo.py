@@ -15,8 +15,9 @@ Prompts go by deadline, and an iteration lasts until the next token is due. Whil
 whose class pays more, nobody of a cheaper one takes a place. Who finds no place in time is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 from mesh.policy.colocated import CoLocated, is_served_late, keeps_pace
@@ -77,13 +78,20 @@ class MeshSlo(CoLocated):
     ) -> Iterator[tuple[InstanceView, str]]:
         """The servers that compute its first token in time, and what each is labelled then."""
         servers, share = list(cell.candidates()), self.pace_share
-        ordered = by_tier(request.slo.tpot_s, servers, promotes=True)
-        keeping = [of for of in ordered if keeps_pace(request, of[0], cell, of[1] * share)]
-        together = [(of, tier_s, tier(tier_s)) for of, tier_s in keeping if tier_label(of)]
-        looser = [(of, tier_s_of(of), of.label) for of in servers if _passes_through(request, of)]
-        apart = sorted([of for of in looser if self.divides and of[1] < inf], key=lambda of: of[1])
-        pool = [(of, tier_s, tier(tier_s)) for of, tier_s in keeping if not tier_label(of)]
-        for server, tier_s, label in (*together, *apart, *pool):
+        ordered = list(by_tier(request.slo.tpot_s, servers, promotes=True))
+
+        def together(pool: bool) -> Iterator[tuple[InstanceView, float, str]]:
+            for of, tier_s in ordered:
+                if bool(tier_label(of)) is pool and keeps_pace(request, of, cell, tier_s * share):
+                    yield of, tier_s, tier(tier_s)
+
+        def apart() -> Iterator[tuple[InstanceView, float, str]]:
+            looser = [of for of in servers if self.divides and _passes_through(request, of)]
+            for of in sorted(looser, key=tier_s_of):
+                if tier_s_of(of) < inf:
+                    yield of, tier_s_of(of), of.label
+
+        for server, tier_s, label in chain(together(False), apart(), together(True)):
             if late or self._in_time(request, server, cell, tier_s):
                 yield server, label
 
@@ -112,6 +120,7 @@ class MeshSlo(CoLocated):
         coming = [
             of
             for server in cell.instances()
+            if cell.of_requests(server, _quickest_s) < pace_s_of(server)
             for of in cell.requests(server)
             if _passes_through(of, server) and not of.moves_now
         ]
@@ -156,6 +165,11 @@ def _gives_way(request: RequestView, cell: CellView) -> bool:
         of.slo.price > request.slo.price and of.due_s > cell.now_s
         for of in cell.waiting(request.deployment)
     )
+
+
+def _quickest_s(requests: Iterable[RequestView]) -> float:
+    """The tightest TPOT among requests."""
+    return min((of.slo.tpot_s for of in requests), default=inf)
 
 
 def _passes_through(request: RequestView, server: InstanceView) -> bool:

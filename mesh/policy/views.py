@@ -6,14 +6,16 @@ queues are tried, loaded instances; once all have been, those that load and node
 loaded instances again for whom the policy would rather start one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from mesh.compute.times import Times
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
+
+T = TypeVar("T")
 
 
 class RequestView(Protocol):
@@ -298,6 +300,14 @@ class CellView(Protocol):
 
     def requests(self, instance: InstanceView) -> Iterable[RequestView]:
         """The requests that run on the instance."""
+        ...
+
+    def of_requests(
+        self, instance: InstanceView, work_out: Callable[[Iterable[RequestView]], T]
+    ) -> T:
+        """What a function makes of the classes, tokens and outputs of the requests on the instance:
+        it is called once, until they change.
+        """
         ...
 
     def deployment(self, name: DeploymentName) -> DeploymentView | None: ...

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import InvokeRequested, LeaseCheckDue
 from mesh.domain.ids import InstanceId, RequestId
@@ -17,7 +18,7 @@ from mesh.domain.messages import AbortRequest, ContinueRequest, KvArrived, Submi
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.slo import Slo
-from mesh.policy.colocated import peak_tokens
+from mesh.policy.colocated import LEFT_TOKENS_LEAST, Growth
 from mesh.policy.rules.chunked import AHEAD, APART, BUDGET, CHUNKED
 from mesh.policy.rules.run_queues import NOBODY
 from mesh.policy.rules.turns import next_turn
@@ -190,13 +191,49 @@ def test_baselines_go_to_the_least_busy_or_anywhere() -> None:
     assert drawn == Servers("co-random").ask_all(0.05, 12)
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 400)), min_size=1, max_size=12))
-def test_the_peak_is_that_of_a_rollout_token_by_token(requests: Sequence[tuple[int, int]]) -> None:
-    held = [
-        sum(tokens + step for left, tokens in requests if left >= step)
-        for step in range(1, 1 + max(left for left, _ in requests))
-    ]
-    assert peak_tokens(requests) == max(held)
+REQUESTS = st.tuples(st.integers(0, 90), st.integers(1, 400))
+"""Tokens of its output, and of its prompt."""
+
+
+def _rolled(requests: Sequence[RequestEntry], mean: int) -> float:
+    """The most tokens that they hold, token by token."""
+    lefts = [(max(mean - len(of.output_tokens), int(LEFT_TOKENS_LEAST)), of) for of in requests]
+    steps = range(1, 1 + max((left for left, _ in lefts), default=0))
+    held = [sum(of.tokens + step for left, of in lefts if left >= step) for step in steps]
+    return max(held, default=0)
+
+
+@given(st.lists(REQUESTS, max_size=12), REQUESTS, st.lists(st.integers(1, 90), max_size=4))
+def test_the_peak_is_that_of_a_rollout_token_by_token(
+    running: Sequence[tuple[int, int]], coming: tuple[int, int], means: Sequence[int]
+) -> None:
+    made = []
+    for output, prompt in (*running, coming):
+        asked = request("r", of="a", prompt=(1,) * prompt)
+        made.append(RequestEntry(original=asked, slo=Slo(), arrival_s=0.0))
+        made[-1].note_tokens((7,) * output, 0.0)
+    *there, one = made
+    growth = Growth(there)
+    for mean in means:
+        least, most = growth.bounds_with(one, mean)
+        assert least <= _rolled(made, mean) <= most
+        assert growth.peak_with(one, mean) == _rolled(made, mean)
+        assert growth.peak(mean) == _rolled(there, mean)
+
+
+def test_a_peak_is_worked_out_anew_once_a_request_comes_goes_or_has_a_token() -> None:
+    cell = Servers()
+    assert cell.ask_all(0.05, 2) == ["n1"] * 2
+    known = cell.core.cell.instances[InstanceId("n1")]
+    for change in (
+        lambda: cell.tokens(cell.links["n1"], "r1", (7,)),
+        lambda: cell.ask(0.05),
+        lambda: cell.end(2),
+    ):
+        assert cell.ask(0.05, ttft_s=0.0001) == "", "its first token would be late"
+        assert known.worked_out
+        change()
+        assert not known.worked_out
 
 
 @given(st.integers(1, 60), st.integers(1, 3000))

@@ -7,6 +7,7 @@ when it is asked for. Before: `search`, `upkeep` and who else asks a policy. Aft
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.node_schedule import (
@@ -26,7 +27,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.reasons import PolicyFaultKind
 from mesh.policy.plans import How, Release
-from mesh.policy.views import InstanceView, NodeView, Place, RequestView
+from mesh.policy.views import InstanceView, NodeView, Place, RequestView, T
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -83,6 +84,14 @@ class OpenOptions:
 
     def requests(self, instance: InstanceView) -> Iterable[RequestEntry]:
         return self.ctx.cell.instances[instance.instance_id].requests.values()
+
+    def of_requests(
+        self, instance: InstanceView, work_out: Callable[[Iterable[RequestView]], T]
+    ) -> T:
+        known = self.ctx.cell.instances[instance.instance_id]
+        if work_out not in known.worked_out:
+            known.worked_out[work_out] = work_out(known.requests.values())
+        return cast(T, known.worked_out[work_out])
 
     def deployment(self, name: DeploymentName) -> DeploymentEntry | None:
         return self.ctx.cell.deployments.get(name)

@@ -49,6 +49,8 @@ class InstanceEntry:
     tokens: int = 0
     required_blocks: int = 0
     """Both summed over its requests."""
+    worked_out: dict[object, object] = field(default_factory=dict)
+    """What a policy has worked out of its requests: see `CellView.of_requests`."""
     expected: dict[RequestId, RequestEntry] = field(default_factory=dict)
     """Requests to which its load was promised: they wait for it, and then for their place."""
     kv_blocks_used: int = 0
@@ -252,8 +254,14 @@ class InstanceEntry:
         )
         self.requests[request.original.request_id] = request
         self._note_slo(request)
-        self.tokens += request.tokens
+        self._note_change(request.tokens)
         self.required_blocks += blocks
+
+    def _note_change(self, tokens: int) -> None:
+        """Its requests are others, or have so many tokens more."""
+        self.tokens += tokens
+        if self.worked_out:
+            self.worked_out.clear()
 
     def _note_slo(self, request: RequestEntry) -> None:
         own = request.has_own_slo or bool(request.slo.name) or request.pace_s == inf
@@ -263,7 +271,7 @@ class InstanceEntry:
         """A request runs here no more, for whatever reason."""
         del self.requests[request.original.request_id]
         self.mixed_slos = self.mixed_slos and bool(self.requests)
-        self.tokens -= request.tokens
+        self._note_change(-request.tokens)
         self.required_blocks -= request.required_blocks
         if request.original.is_one_of_several:
             self._pass_on_blocks(request)
@@ -288,14 +296,14 @@ class InstanceEntry:
     ) -> None:
         """A copy on it has these further tokens to compute."""
         copy.note_ahead(token_ids, due_s, now_s)
-        self.tokens += len(token_ids)
+        self._note_change(len(token_ids))
 
     def hand_over(self, request: RequestEntry, copy: RequestEntry, now_s: float) -> None:
         """A request that ran elsewhere until now goes on here in place of its copy."""
         request.handed_over(copy, self, now_s)
         copy.left()
         self.requests[request.original.request_id] = request
-        self.tokens += request.tokens - copy.tokens
+        self._note_change(request.tokens - copy.tokens)
 
     def expect(self, request: RequestEntry, blocks: int) -> None:
         """A request waits for its load, for which it is expected to need so many KV blocks."""
@@ -333,7 +341,7 @@ class InstanceEntry:
     def note_tokens(self, request: RequestEntry, token_ids: Sequence[int], now_s: float) -> None:
         """A request on it has these further tokens."""
         request.note_tokens(token_ids, now_s)
-        self.tokens += len(token_ids)
+        self._note_change(len(token_ids))
         self.has_served = True
 
     def note_demand(self, request: RequestEntry, blocks: int, shared_blocks: int = 0) -> None:
