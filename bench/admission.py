@@ -7,9 +7,11 @@ single node. In overload all that a full cell meets is timed (`bench.admission.o
 The last line is one JSON object: `decisions_per_s` by nodes where the first candidate passes,
 `decisions_per_s_failing` by how many fail before one passes (on the most nodes),
 `decisions_per_s_waiting` by nodes where all fail, `decisions_per_s_overload`; `decision_us_p50` and
-`_p99` as the first. `decisions_per_cpu_s`, as the first, and `decisions_per_cpu_s_overload` leave
-out what else the machine did. `--beside DIR` runs the benchmark of another checkout as well: by CPU
-time this one makes `ratio` (by nodes) and `overload_ratio` times as many decisions as that.
+`_p99` as the first; `decisions_per_s_tiers` and `decision_us_p99_tiers` by policies whose servers
+are in tiers, on the most nodes, of which nearly all are full. `decisions_per_cpu_s`, as the first,
+and `decisions_per_cpu_s_overload` leave out what else the machine did. `--beside DIR` runs the
+benchmark of another checkout as well: by CPU time this one makes `ratio` (by nodes) and
+`overload_ratio` times as many decisions as that.
 """
 
 import gc
@@ -25,7 +27,15 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from bench.admission_cell import BATCH, DEPLOYMENTS, NOW_S, PaperCell, placement
+from bench.admission_cell import (
+    BATCH,
+    DEPLOYMENTS,
+    NOW_S,
+    TIER_BATCH,
+    PaperCell,
+    TierCell,
+    placement,
+)
 from bench.harness import Report, Table
 from mesh.cli import output
 from mesh.domain.actions import ControllerAction
@@ -47,10 +57,14 @@ class Scenario:
 
     nodes: int
     busy: int = 0
+    tiers: str = ""
+    """The policy of a cell with tiers, in place of the other cell."""
 
     @property
     def outcome(self) -> str:
         """In words."""
+        if self.tiers:
+            return f"{self.tiers}, 4 classes, {TIER_BATCH} requests"
         if self.busy == self.nodes:
             return "no candidate passes: it waits"
         return f"{self.busy} fail, the next passes" if self.busy else "the first passes"
@@ -99,7 +113,11 @@ def measure(
     times = Times()
     for number in range(rounds):
         note(f"{scenario.nodes} nodes, {scenario.outcome}: cell {number + 1} of {rounds}")
-        cell = PaperCell(nodes=scenario.nodes, busy=scenario.busy, seed=seed + number)
+        cell = (
+            TierCell(rule=scenario.tiers, servers=scenario.nodes, seed=seed + number)
+            if scenario.tiers
+            else PaperCell(nodes=scenario.nodes, busy=scenario.busy, seed=seed + number)
+        )
         with settled(cell.check):
             _decide(cell, scenario, WARM_UP, Times())
             _decide(cell, scenario, -(-decisions // rounds), times)
@@ -117,8 +135,8 @@ def _decide(cell: PaperCell, scenario: Scenario, decisions: int, times: Times) -
             return
         # What is refused at one moment is remembered for that moment: time passes.
         now_s = NOW_S + 1e-6 * number
-        request = cell.request()
-        event = InvokeRequested(request=request)
+        event = cell.invoked()
+        request = event.request
         began_ns, start_ns = cpu_ns(), clock_ns()
         actions = core.handle(event, now_s)
         end_ns, computed_ns = clock_ns(), cpu_ns() - began_ns
@@ -201,6 +219,7 @@ FAILING = (1, 4, 16)
 WAITING_NODES = (1, 10)
 OVERLOADED_NODES, UNLOADED = 10, 100
 """The cell in overload, and how many deployments wait for it."""
+TIER_POLICIES = ("polyserve-co", "mesh-slo")
 DECISIONS = 5000
 ROUNDS = 5
 TARGET_PER_S = 4825
@@ -215,6 +234,7 @@ def scenarios(nodes: tuple[int, ...]) -> list[Scenario]:
         *(Scenario(nodes=count) for count in nodes),
         *(Scenario(nodes=most, busy=busy) for busy in FAILING if busy < most),
         *(Scenario(nodes=count, busy=count) for count in WAITING_NODES),
+        *(Scenario(nodes=most, tiers=rule) for rule in TIER_POLICIES),
     ]
 
 
@@ -224,7 +244,8 @@ def placing(
     measured = []
     for scenario in scenarios(nodes):
         fewer = decisions // FEWER if scenario.busy else decisions
-        measured.append((scenario, measure(scenario, fewer, rounds, seed, output.message)))
+        cells = 1 if scenario.tiers else rounds
+        measured.append((scenario, measure(scenario, fewer, cells, seed, output.message)))
     return measured
 
 
@@ -234,13 +255,16 @@ def run_overload(decisions: int, rounds: int, seed: int) -> Times:
 
 
 def figures(measured: list[tuple[Scenario, Times]], overload: Times) -> dict[str, Any]:
-    passing = [(s, t) for s, t in measured if not s.busy]
+    passing = [(s, t) for s, t in measured if not (s.busy or s.tiers)]
+    tiers = [(s, t) for s, t in measured if s.tiers]
     failing = [(s, t) for s, t in measured if 0 < s.busy < s.nodes]
     waiting = [(s, t) for s, t in measured if s.busy == s.nodes]
     return {
         "decisions_per_s": {str(s.nodes): round(t.decisions_per_s) for s, t in passing},
         "decisions_per_s_failing": {str(s.busy): round(t.decisions_per_s) for s, t in failing},
         "decisions_per_s_waiting": {str(s.nodes): round(t.decisions_per_s) for s, t in waiting},
+        "decisions_per_s_tiers": {s.tiers: round(t.decisions_per_s) for s, t in tiers},
+        "decision_us_p99_tiers": {s.tiers: round(t.p99_us, 1) for s, t in tiers},
         "decisions_per_s_overload": round(overload.decisions_per_s),
         "decisions_per_cpu_s": {str(s.nodes): round(t.decisions_per_cpu_s) for s, t in passing},
         "decisions_per_cpu_s_overload": round(overload.decisions_per_cpu_s),
@@ -286,7 +310,7 @@ def report(measured: list[tuple[Scenario, Times]], overload: Times) -> list[Tabl
         rows=rows,
         title=f"one admission; nodes of {DEPLOYMENTS} instances with {BATCH} requests each",
     )
-    passing = {s.nodes: t for s, t in measured if not s.busy}
+    passing = {s.nodes: t for s, t in measured if not (s.busy or s.tiers)}
     most = max(passing)
     rate, ratio = passing[most].decisions_per_s, passing[most].p50_us / passing[min(passing)].p50_us
     return [

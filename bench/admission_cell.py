@@ -5,11 +5,13 @@ a prompt token. A calm node needs about a quarter of its time for the tokens tha
 """
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
+from itertools import count, product
 
 from mesh.compute.shapes import Axes, survey_axes
+from mesh.compute.times import Times
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
@@ -21,7 +23,7 @@ from mesh.domain.events import (
     NodeReported,
     PlaceRetryDue,
 )
-from mesh.domain.history import OutputHistory
+from mesh.domain.history import PRIOR_TOKENS, OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import PREFILL_TOKENS_MAX, CellLimits
 from mesh.domain.messages import InstanceReport, NodeHello, SubmitRequest, TokensReport
@@ -29,8 +31,11 @@ from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.request import Request, RequestTokens, SamplingParams
-from mesh.domain.slo import PACE, ColdStart, Slo
+from mesh.domain.slo import PACE, SLO_TOKENS_PER_S_MAX, ColdStart, Slo
+from mesh.domain.values import replace
+from mesh.evaluation import polyserve
 from mesh.policy.registry import policy
+from mesh.sim.scenario import plan
 
 DEPLOYMENTS = 4
 """Each has an instance on every node."""
@@ -176,8 +181,7 @@ class PaperCell:
     """
 
     def __init__(self, *, nodes: int, busy: int = 0, unloaded: int = 0, seed: int = 1) -> None:
-        self._random = random.Random(seed)
-        self._numbers = count()
+        self._random, self._numbers = random.Random(seed), count()
         self.core = ControllerCore(
             epoch=1,
             deployments=[deployment(number, nodes) for number in range(DEPLOYMENTS + unloaded)],
@@ -206,6 +210,10 @@ class PaperCell:
             prompt_tokens=tuple(range(prompt_tokens)),
             sampling=SamplingParams(max_tokens=2 * OUTPUT_TOKENS[1], seed=1),
         )
+
+    def invoked(self) -> InvokeRequested:
+        """One such request comes."""
+        return InvokeRequested(request=self.request())
 
     def forget(self, request: Request, placed: Placed | None) -> None:
         """It ends, so that the cell is as before: with its only token, or while it waits."""
@@ -324,6 +332,100 @@ class PaperCell:
         )
         report = TokensReport(instance_id=of[0].instance_id, outputs=outputs, correction=correction)
         return NodeReported(link_id=of[0].link_id, report=report)
+
+
+TIERS_S = (0.035, 0.04, 0.045, 0.05)
+"""TPOT limits, at which an H200 holds TIER_BATCH requests, longer ones where they are looser."""
+TIER_BATCH = 150
+TIER_ANSWERS = (64, 192)
+"""Tokens of answers that end: the mean stays where it is, but for a little."""
+
+
+class TierCell(PaperCell):
+    """Virtual H200 in four tiers under a policy that has them. One of each tier has TIER_BATCH
+    requests of half the length, and room for more; all others have as many as they take, which is
+    TIER_BATCH at least. The instances with room have the number 0.
+    """
+
+    def __init__(self, *, rule: str, servers: int, seed: int = 1) -> None:
+        self._random, self._numbers = random.Random(seed), count()
+        each = max(servers // len(TIERS_S), 1)
+        load = polyserve.Load(workload="uniform_512_512", servers=each * len(TIERS_S))
+        mix = ",".join(f"{tpot_s}:{1 / len(TIERS_S)}" for tpot_s in TIERS_S)
+        made = plan(replace(load.scenario(rule, 1.0), slo_mix=mix))
+        (self._deployment,) = made.deployments
+        self.core = ControllerCore(
+            epoch=1,
+            deployments=made.deployments,
+            limits=made.limits,
+            policy=policy(rule),
+            profiles=made.profiles,
+        )
+        model_id = self._deployment.model.model_id
+        times = Times(next(of for of in made.profiles if of.model_id == model_id))
+        self._prompts = [
+            bisect_right(range(8192), 0.97 * tpot_s, key=lambda n: times.decode_s(TIER_BATCH, n))
+            - round(PRIOR_TOKENS)
+            for tpot_s in TIERS_S
+        ]
+        for node, (number, of) in enumerate(product(range(each), range(len(TIERS_S)))):
+            hello = replace(made.nodes[node].hello, node_id=_node_id(node))
+            report = self._instance(f"tier-{of}-{number:04}", hello)
+            self.core.handle(
+                NodeConnected(link_id=node, hello=replace(hello, instances=(report,))), NOW_S
+            )
+            self._fill_tier(of, node, full=number > 0)
+            self._drain(node, undo=False)
+        for node in range(len(made.nodes)):
+            self._drain(node, undo=True)
+
+    def _instance(self, name: str, hello: NodeHello) -> InstanceReport:
+        footprint = dict(self._deployment.footprints)[hello.engine]
+        return InstanceReport(
+            instance_id=InstanceId(name),
+            deployment=self._deployment.spec.name,
+            model_id=self._deployment.model.model_id,
+            footprint=footprint,
+            kv_blocks=(hello.memory_bytes - footprint.instance_bytes(0))
+            // footprint.kv_block_bytes,
+            kv_blocks_used=0,
+            context_tokens_max=self._deployment.context_tokens_max,
+            batch_max=polyserve.BATCH_MAX,
+            batch=0,
+        )
+
+    def _fill_tier(self, of: int, node: int, *, full: bool) -> None:
+        prompt_tokens = self._prompts[of] if full else self._prompts[of] // 2
+        for number in count():
+            event = self.invoked(of, prompt_tokens)
+            if number == TIER_BATCH and not full:
+                return
+            placed = placement(event.request, self.core.handle(event, NOW_S))
+            if placed is None and number >= TIER_BATCH:
+                self.forget(event.request, None)
+                return
+            if placed is None or placed.link_id != node:
+                raise SystemExit(f"error: {_node_id(node)} takes {number} requests of a tier")
+            self._report([placed], self._random.randint(*OUTPUT_TOKENS), NOW_S)
+
+    def invoked(self, of: int | None = None, prompt_tokens: int | None = None) -> InvokeRequested:
+        """One that a client might send, of one tier or of all in turn."""
+        request = self.request(0, prompt_tokens)
+        of = int(request.request_id.rpartition("-")[2]) % len(TIERS_S) if of is None else of
+        slo = Slo(name=f"{TIERS_S[of]}", ttft_tokens_per_s=SLO_TOKENS_PER_S_MAX, tpot_s=TIERS_S[of])
+        deployment = self._deployment.spec.name
+        return InvokeRequested(request=replace(request, deployment=deployment), slo=slo)
+
+    def last_token(self, placed: Placed) -> NodeReported:
+        """A request ends with an answer."""
+        tokens = self._random.randint(*TIER_ANSWERS)
+        return self._reported([placed], tokens, finish=FinishReason.LENGTH)
+
+    def check(self) -> None:
+        """Raises SystemExit when it is not what it was built to be."""
+        least = min(instance.batch for instance in self.core.cell.instances.values())
+        if least != TIER_BATCH or self.core.cell.queued():
+            raise SystemExit(f"error: the smallest batch is {least}, not {TIER_BATCH}")
 
 
 def placement(request: Request, actions: Sequence[ControllerAction]) -> Placed | None:

@@ -3,7 +3,16 @@
 import pytest
 
 from bench.admission import ROUND, Overload, Scenario, Times, measure, ratios
-from bench.admission_cell import BATCH, DEPLOYMENTS, NOW_S, PaperCell, placement
+from bench.admission_cell import (
+    BATCH,
+    DEPLOYMENTS,
+    NOW_S,
+    TIER_BATCH,
+    TIERS_S,
+    PaperCell,
+    TierCell,
+    placement,
+)
 from mesh.domain.events import InvokeRequested
 
 
@@ -33,6 +42,23 @@ def test_a_decision_that_is_undone_leaves_the_cell_as_it_was(busy: int) -> None:
         placed = placement(request, actions)
         assert (placed is None) == (busy == 2)
         cell.forget(request, placed)
+        cell.check()
+
+
+@pytest.mark.parametrize("rule", ["polyserve-co", "mesh-slo"])
+def test_all_servers_of_a_tier_but_one_are_full_before_and_after_a_decision(rule: str) -> None:
+    cell = TierCell(rule=rule, servers=2 * len(TIERS_S))
+    batches = {str(of): i.batch for of, i in cell.core.cell.instances.items()}
+    assert len(batches) == 2 * len(TIERS_S)
+    assert {of: n for of, n in batches.items() if n == TIER_BATCH}.keys() >= {
+        f"tier-{of}-0000" for of in range(len(TIERS_S))
+    }
+    for _ in range(8):
+        event = cell.invoked()
+        placed = placement(event.request, cell.core.handle(event, NOW_S))
+        assert placed is not None
+        assert placed.instance_id.endswith("-0000")
+        cell.forget(event.request, placed)
         cell.check()
 
 
