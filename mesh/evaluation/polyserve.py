@@ -192,7 +192,7 @@ class Load:
 
 
 def mean_answer_tokens(workload: str) -> float:
-    """Of a key of WORKLOADS."""
+    """The mean length of its answers; `workload` is a key of WORKLOADS."""
     return published(WORKLOADS[workload], CONTEXT_TOKENS_MAX).output.mean()
 
 
