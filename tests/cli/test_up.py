@@ -53,11 +53,36 @@ def _lines_until_ready(process: "subprocess.Popen[str]", err: Path) -> Iterator[
     raise AssertionError(err.read_text())
 
 
-def test_up_serves_a_second_one_touches_nothing_and_ctrl_c_stops_all_of_it(tmp_path: Path) -> None:
-    home, err = tmp_path / "a home", tmp_path / "err"
+NEEDED = {"grpc", "openvino"}
+EXTRAS = {"asyncpg", "boto3", "locust", "matplotlib", "opentelemetry", "ray"}
+NOTES_IMPORTS = """
+import sys
+
+class Notes:
+    def find_spec(self, name, path=None, target=None):
+        if name in {names}:
+            with open({noted!r}, "a") as noted:
+                print(name, file=noted)
+
+sys.meta_path.insert(0, Notes())
+"""
+"""What processes run first that are to note what they import, whether that is there or not."""
+
+
+def noting(noted: Path) -> dict[str, str]:
+    """The environment of processes that note which of NEEDED and EXTRAS they import."""
+    script = NOTES_IMPORTS.format(names=sorted(NEEDED | EXTRAS), noted=str(noted))
+    (noted.parent / "sitecustomize.py").write_text(script)
+    return {**os.environ, "PYTHONPATH": str(noted.parent)}
+
+
+def test_up_serves_without_extras_a_second_one_touches_nothing_and_ctrl_c_stops_all_of_it(
+    tmp_path: Path,
+) -> None:
+    home, err, noted = (tmp_path / name for name in ("a home", "err", "noted"))
     where = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(home))
     small = ("--memory", "256MiB", "--threads", "1", *SETTLED)
-    with mesh_process("up", *where, *small, environ=os.environ, err=err) as process:
+    with mesh_process("up", *where, *small, environ=noting(noted), err=err) as process:
         lines = list(_lines_until_ready(process, err))
         words = [line.split() for line in lines]
         assert [first for first, *_ in words] == ["controller", "http", "page", "node", "next"]
@@ -86,6 +111,7 @@ def test_up_serves_a_second_one_touches_nothing_and_ctrl_c_stops_all_of_it(tmp_p
         assert process.wait(timeout=GONE_S_MAX) == 0
     assert mentioning(home) == []
     assert err.read_text() == "stopping\n"
+    assert set(noted.read_text().split()) == NEEDED
 
 
 @pytest.mark.parametrize("name", ["registry", "usage", "keys"])

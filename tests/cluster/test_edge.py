@@ -22,7 +22,7 @@ from mesh.domain.access import NOBODY, Role
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import Refused, Unavailable
 from mesh.domain.ids import DeploymentName
-from mesh.domain.invocation import Invocation, TextPrompt
+from mesh.domain.invocation import Finished, Invocation, TextPrompt
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
@@ -33,14 +33,14 @@ from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
 from mesh.wire.leader import Look, look_blocking
 from tests.e2e.live_cell import WAIT_S_MAX, free_port, invoked
-from tests.support.postgres_server import PostgresServer
+from tests.support.depth import DEEP
 from tests.support.tiny_model import write_tiny_llama
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "edge" / "envoy.yaml"
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent))
 NAME = DeploymentName("chat")
 ASKED = Invocation(deployment=NAME, prompt=TextPrompt(text="go on"))
-NEW_CALLS = 50
+NEW_CALLS, CALLERS = 1_000 if DEEP else 50, 8
 PATIENT = Slo(ttft_s=WAIT_S_MAX, tpot_s=2.0)
 """An SLO that answers in steps of 0.2 s keep, and calls beside them, too."""
 pytestmark = [
@@ -248,16 +248,25 @@ def test_new_calls_go_to_another_controller_once_one_is_killed(tmp_path: Path) -
         edge.close()
 
 
-def test_answers_go_on_behind_it_when_the_leader_is_killed(
-    server: PostgresServer, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("killed", ["leader", "front"])
+def test_answers_go_on_behind_it_and_no_new_call_fails_when_one_is_killed(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed: str,
 ) -> None:
-    """Callers know its address alone. It finds the one that leads then."""
+    """Callers know its address alone. It finds the one that leads then, or another front."""
     # As long as a busy machine may take for it.
     monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", WAIT_S_MAX)
-    edge = Edge(tmp_path, 2, state=server.url(cell))
+    if killed == "front":
+        edge = Edge(tmp_path, 1, fronts=2)
+    else:
+        server, cell = map(request.getfixturevalue, ("server", "cell"))
+        edge = Edge(tmp_path, 2, state=server.url(cell))
     try:
-        edge.deploy(edge.grpc)
-        with MeshClient(edge.grpc) as client:
+        edge.deploy(edge.grpc, slo=PATIENT)
+        edge.until(lambda: all(map(serves, edge.front_addresses)))
+        with MeshClient(edge.grpc) as client, ThreadPoolExecutor(CALLERS) as threads:
             unbroken = invoked(client, NAME, "go on", max_tokens=100, temperature=1.0, seed=7)
             unbroken.finished()
             answers = [
@@ -268,10 +277,19 @@ def test_answers_go_on_behind_it_when_the_leader_is_killed(
             while min(len(answer.token_ids) for answer in answers) < 3:
                 assert time.monotonic() < until_s
                 time.sleep(0.02)
-            edge.controllers[leader(edge)].kill()
+            if killed == "front":
+                edge.fronts[most_asked(edge)].kill()
+            else:
+                edge.controllers[leader(edge)].kill()
+            new = replace(ASKED, max_tokens=3, ignore_eos=True)
+            calls = [threads.submit(lambda: list(client.invoke(new))) for _ in range(NEW_CALLS)]
             for answer in answers:
                 answer.finished()
                 assert answer.token_ids == unbroken.token_ids
+            for call in calls:
+                last = call.result()[-1]
+                assert isinstance(last, Finished)
+                assert last.output_tokens == 3
         edge.until(lambda: NAME in edge.get("/v1/models"))
     finally:
         edge.close()
@@ -293,7 +311,7 @@ def test_a_front_that_drains_gets_no_call_and_ends_those_that_it_has(
             streams = [threads.submit(edge.complete, **asked) for _ in range(4)]
             answers = [invoked(client, NAME, "slowly", max_tokens=150) for _ in range(4)]
             edge.until(lambda: sum(map(asked_of, edge.front_addresses)) == 8)
-            drained = max(range(2), key=lambda n: asked_of(edge.front_addresses[n]))
+            drained = most_asked(edge)
             edge.fronts[drained].terminate()
             edge.until(lambda: edge.leads_to(1))
             assert not any(stream.done() for stream in streams), "they outlast Envoy's notice"
@@ -369,6 +387,11 @@ def refuses(address: str) -> bool:
 def asked_of(address: str) -> int:
     with MeshClient(address) as client:
         return len(client.requests())
+
+
+def most_asked(edge: Edge) -> int:
+    """The front that has the most open calls."""
+    return max(range(len(edge.fronts)), key=lambda n: asked_of(edge.front_addresses[n]))
 
 
 def leader(edge: Edge) -> int:

@@ -5,7 +5,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from mesh.domain.invocation import Finished, Invocation, TextPrompt
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.slo import Slo
 from mesh.front.cells import CellLink
 from mesh.front.main import main as run_front
 from mesh.front.options import read_cells
@@ -48,6 +49,9 @@ from mesh.wire.channel import bind
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
 from mesh.wire.errors import error_of
+from mesh_workloads.generating import LLM_MESH, generate
+from mesh_workloads.scaling import Scale
+from mesh_workloads.trace import Arrival as Call
 from tests.controller.live import SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 from tests.controller.test_access import A, B, Keys, made_keys, showing
 from tests.e2e.forked import Forked
@@ -55,14 +59,16 @@ from tests.e2e.live_cell import Answer, free_port, invoked
 from tests.http.edge import HELLO, Edge
 from tests.support.depth import DEEP
 from tests.support.tiny_model import write_tiny_llama
+from tests.support.waiting import until
 
 CELLS = [CellName("a"), CellName("b"), CellName("c")]
 TWICE = replace(SPEC, cells=2)
 FIRST, SECOND, THIRD = ranked(SPEC.name, CELLS)
-DEPLOYMENTS, PAUSE_S = (64, 4.0) if DEEP else (8, 0.0)
-"""Deployments under load while a cell is killed, and seconds that a caller waits after an answer:
-two cores serve some 20 calls a second.
-"""
+DEPLOYMENTS, LOAD_S = (64, 90.0) if DEEP else (8, 15.0)
+"""Deployments under load while a cell is killed, and how long that lasts."""
+CALLS_PER_S, TOKENS_SCALE = 8.0, 0.1
+"""In the mean: two cores serve some 20 calls a second."""
+SLO = Slo(ttft_s=WAIT_S_MAX, tpot_s=2.0)
 
 
 @dataclass
@@ -563,40 +569,45 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield made
 
 
+def generated_load() -> tuple[Call, ...]:
+    """The load of `mesh bench paper`, in less time, with shorter prompts and answers."""
+    rate_per_s = CALLS_PER_S * LOAD_S / LLM_MESH.duration_s
+    drawn = generate(replace(LLM_MESH, functions=DEPLOYMENTS, rate_per_s=rate_per_s), seed=1)
+    return Scale(time=LOAD_S / LLM_MESH.duration_s, tokens=TOKENS_SCALE).of(drawn).arrivals
+
+
 class Callers:
-    """Threads that ask over and over, by HTTP, and what came of each call."""
+    """Ask by HTTP when calls of a load are due, and keep what came of each."""
 
-    def __init__(self, http: str, names: list[str]) -> None:
+    def __init__(self, http: str, names: list[str], calls: Sequence[Call]) -> None:
         self.ended: list[tuple[str, int, str]] = []
-        self._http, self._stop = http, threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(name,)) for name in names]
-        for thread in self._threads:
-            thread.start()
+        self._http = http
+        self._due = [threading.Timer(c.t_s, self.ask, (names[c.function], c)) for c in calls]
+        for due in self._due:
+            due.start()
 
-    def _ask(self, name: str) -> None:
-        body = {"model": name, "prompt": "go on", "max_tokens": 20, "ignore_eos": True}
-        while not self._stop.is_set():
-            answer = requests.post(
-                f"http://{self._http}/v1/completions", json=body, timeout=WAIT_S_MAX
-            )
-            said = answer.headers.get("retry-after", "") + " " + answer.text
-            whole = answer.status_code == 200
-            whole = whole and answer.json()["usage"]["completion_tokens"] == 20
-            status = answer.status_code if whole else -answer.status_code
-            self.ended.append((name, status, said))
-            self._stop.wait(PAUSE_S if whole else 0.2)
+    def ask(self, name: str, call: Call) -> None:
+        body = {
+            "model": name,
+            "prompt": [97] * call.input_tokens,
+            "max_tokens": call.output_tokens,
+            "ignore_eos": True,
+        }
+        answer = requests.post(f"http://{self._http}/v1/completions", json=body, timeout=WAIT_S_MAX)
+        said = answer.headers.get("retry-after", "") + " " + answer.text
+        whole = answer.status_code == 200
+        whole = whole and answer.json()["usage"]["completion_tokens"] == call.output_tokens
+        status = answer.status_code if whole else -answer.status_code
+        self.ended.append((name, status, said))
 
-    def until(self, count: int) -> None:
-        until_s = time.monotonic() + WAIT_S_MAX
-        wanted = len(self.ended) + count
-        while len(self.ended) < wanted:
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
+    def end(self) -> None:
+        for due in self._due:
+            due.join()
 
     def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        for due in self._due:
+            due.cancel()
+        self.end()
 
 
 def test_a_front_killed(machines: Machines, tmp_path: Path) -> None:
@@ -611,10 +622,7 @@ def test_a_front_killed(machines: Machines, tmp_path: Path) -> None:
         unbroken = ask()
         unbroken.finished()
         answers = [ask() for _ in range(4)]
-        until_s = time.monotonic() + WAIT_S_MAX
-        while min(len(answer.token_ids) for answer in answers) < 3:
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
+        until(lambda: all(len(answer.token_ids) >= 3 for answer in answers))
         machines.kill(machines.fronts[0])
         later = [ask(3) for _ in range(20)]
         for answer in answers:
@@ -632,7 +640,7 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
     once = first_there[::3]
     twice = [name for name in first_there if name not in once]
     others = [name for name in names if name not in first_there]
-    scaling = Scaling(keep_alive_s=60.0)
+    scaling, calls = Scaling(keep_alive_s=60.0), generated_load()
     with MeshClient(machines.fronts[1]) as client:
         for name, cells in [*((n, 2) for n in twice), *((n, 1) for n in (*once, *others))]:
             client.deploy(
@@ -640,27 +648,28 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
                     name=DeploymentName(name),
                     source=f"file://{model}",
                     cells=cells,
+                    slo=SLO,
                     scaling=scaling,
                 )
             )
-        callers = Callers(machines.https[1], [*twice, *twice, *once, *others])
-        answers = [
-            invoked(client, twice[0], "go on", max_tokens=200, temperature=1.0, seed=7)
-            for _ in range(2)
-        ]
+        callers = Callers(machines.https[1], names, calls)
         try:
-            callers.until(3 * DEPLOYMENTS)
+            until(lambda: len(callers.ended) >= len(calls) // 3, LOAD_S + WAIT_S_MAX)
+            answers = [
+                invoked(client, twice[0], "go on", max_tokens=200, temperature=1.0, seed=7)
+                for _ in range(2)
+            ]
+            until(lambda: all(len(answer.token_ids) >= 3 for answer in answers))
             machines.kill(lost)
-            killed_s = time.monotonic()
             for answer in answers:
                 assert answer.finished().output_tokens == 200
             assert answers[0].token_ids == answers[1].token_ids
             assert answers[0].text == answers[1].text
-            until_s = killed_s + WAIT_S_MAX
-            while not any(one[0] in once and one[1] < 0 for one in callers.ended):
-                assert time.monotonic() < until_s
-                time.sleep(0.05)
-            callers.until(3 * DEPLOYMENTS)
+            callers.end()
+            assert len(callers.ended) == len(calls)
+            for name in once:
+                callers.ask(name, calls[0])
+                assert callers.ended[-1][1] < 0, "nobody else serves it"
         finally:
             callers.stop()
         for name, status, said in callers.ended:
@@ -671,10 +680,7 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
                 again, _, body = said.partition(" ")
                 assert again, "it says when to come again"
                 assert json.loads(body)["error"]["code"] in ("cell_away", "unavailable")
-        until_s = time.monotonic() + WAIT_S_MAX
-        while (away := _lost(client)) != [f"{lost}/{lost}-1"]:
-            assert time.monotonic() < until_s, away
-            time.sleep(0.1)
+        until(lambda: _lost(client) == [f"{lost}/{lost}-1"], poll_s=0.1)
 
 
 def _lost(client: MeshClient) -> list[NodeId]:

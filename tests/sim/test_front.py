@@ -16,7 +16,9 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
 from mesh.runtime.journal import FrontStart, Journal, read_journal, replay
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
+from mesh.sim.faults import FaultKind, Faults, occurrences
 from mesh.sim.groups import DeploymentGroup, NodeGroup
+from mesh.sim.injection import Injection
 from mesh.sim.scenario import Scenario, plan
 from mesh.sim.workload import Serverless, arrivals_of, generated
 from tests.sim.scenarios import scenario
@@ -29,6 +31,10 @@ CELLS = [CellName("a"), CellName("b"), CellName("c")]
 LOST = CELLS[0]
 REQUESTS = 240
 EVERY_S = 0.1
+KINDS = (
+    *(FaultKind.CRASH, FaultKind.VANISH, FaultKind.BREAK, FaultKind.SILENCE, FaultKind.LATE),
+    *(FaultKind.KILL_CONTROLLER, FaultKind.STOP_CONTROLLER, FaultKind.LOSE, FaultKind.DRAIN),
+)
 MANY_CELLS, NODES = 100, 10
 EACH_CELLS = 20
 """Deployments for each cell; two cells serve each."""
@@ -117,6 +123,19 @@ def test_a_whole_cell_that_is_killed_comes_back_with_empty_nodes(made: CellPlan)
     assert (before, killed[0], back) == ((True, True), False, (True, False))
     seen = front.cells[LOST].core.snapshot(front.clock.now_s()).nodes
     assert [one.state for one in seen] == [NodeState.READY] * len(nodes)
+
+
+@pytest.mark.parametrize("seed", range(100 if DEEP else 3))
+def test_every_request_ends_whatever_fails_in_all_cells(made: CellPlan, seed: int) -> None:
+    """And its tokens come once each, which the callers check."""
+    front = VirtualFront(plans(made, 2))
+    kinds = Faults(until_s=EVERY_S * REQUESTS, per_minute=dict.fromkeys(KINDS, 4.0), vary=True)
+    injected = [
+        Injection(cell, occurrences(kinds, [node.node_id for node in cell.nodes], 3 * seed + n))
+        for n, cell in enumerate(front.cells.values())
+    ]
+    assert len(front.run(load(made))) == REQUESTS
+    assert any(one.done.total() for one in injected)
 
 
 @pytest.mark.skipif(not DEEP, reason="it takes more than ten minutes: MESH_DEEP=1")
