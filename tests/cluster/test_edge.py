@@ -40,7 +40,8 @@ CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "edge" / "envoy.y
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent))
 NAME = DeploymentName("chat")
 ASKED = Invocation(deployment=NAME, prompt=TextPrompt(text="go on"))
-NEW_CALLS, CALLERS = 1_000 if DEEP else 50, 8
+NEW_CALLS = 50
+CALLERS, CALLS = 8, 1_000 if DEEP else 50
 PATIENT = Slo(ttft_s=WAIT_S_MAX, tpot_s=2.0)
 """An SLO that answers in steps of 0.2 s keep, and calls beside them, too."""
 pytestmark = [
@@ -282,7 +283,7 @@ def test_answers_go_on_behind_it_and_no_new_call_fails_when_one_is_killed(
             else:
                 edge.controllers[leader(edge)].kill()
             new = replace(ASKED, max_tokens=3, ignore_eos=True)
-            calls = [threads.submit(lambda: list(client.invoke(new))) for _ in range(NEW_CALLS)]
+            calls = [threads.submit(lambda: list(client.invoke(new))) for _ in range(CALLS)]
             for answer in answers:
                 answer.finished()
                 assert answer.token_ids == unbroken.token_ids
