@@ -1,5 +1,6 @@
 """The routes of the HTTP edge, and what becomes of a request that fits none of them."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -98,13 +99,12 @@ def application(
     in lower case, and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
-    schema = encoded(document())
 
     async def what(request: Request) -> Response:
         return json_response(ABOUT)
 
     async def openapi(request: Request) -> Response:
-        return Response(schema, media_type="application/json")
+        return json_response(await asyncio.to_thread(document))
 
     async def ping(request: Request) -> Response:
         return Response()

@@ -58,7 +58,9 @@ _WHERE = "#/components/schemas/"
 
 @cache
 def document() -> dict[str, Any]:
-    """OpenAPI 3.1: made once a process, for its schemas take a tenth of a second."""
+    """OpenAPI 3.1: made once a process, and not before somebody asks for it: its schemas take a
+    tenth of a second, which a standby that begins to lead does not have.
+    """
     bodies = (
         *(ChatBody, CompletionBody, MessagesBody, Conversation),
         *(TokenizeBody, DetokenizeBody, ResponsesBody, InputBody),
