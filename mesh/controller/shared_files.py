@@ -51,17 +51,9 @@ class SharedFiles(KeptFiles):
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Read the index, and save from now on. Contents go that an upload or a batch has left
-        which nobody knows any more.
-        """
+        """Read the index, and save from now on."""
         for row in await self._database.rows(f"SELECT {COLUMNS} FROM kept_files ORDER BY number"):
             self._rows(f"INSERT INTO kept ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", *row)
-        known = {id_ for (id_,) in self._rows("SELECT id FROM kept")}
-        for batch, _ in self.open_batches():
-            known |= {id_ for id_ in (batch.output_file_id, batch.error_file_id) if id_}
-        for (id_,) in await self._database.rows("SELECT DISTINCT id FROM kept_contents"):
-            if id_ not in known:
-                await self._database.keep((_without("kept_contents", id_),))
         self._task = asyncio.create_task(self._save_on())
 
     async def end(self) -> None:
@@ -111,13 +103,27 @@ class SharedFiles(KeptFiles):
             for id_ in sorted(self._changed):
                 await self._save_row(id_)
 
+    async def drop_left(self) -> None:
+        """Have contents go that nobody knows: an upload or a batch of an earlier controller has
+        left them. Those of this one are touched until the index has them.
+        """
+        found = await self._database.rows("SELECT DISTINCT id FROM kept_contents")
+        known = {id_ for (id_,) in self._rows("SELECT id FROM kept")} | self._touched
+        for batch, _ in self.open_batches():
+            known |= {id_ for id_ in (batch.output_file_id, batch.error_file_id) if id_}
+        for (id_,) in found:
+            if id_ not in known:
+                await self._database.keep((_without("kept_contents", id_),))
+
     async def _save_on(self) -> None:
-        told = False
+        told, dropped = False, False
         while True:
             await asyncio.sleep(SAVE_S)
             try:
                 await self.saved()
-                told = False
+                if not dropped:
+                    await self.drop_left()
+                told, dropped = False, True
             except (MeshError, OSError):
                 if not told:
                     logger.exception("files and batches are saved later")

@@ -105,8 +105,12 @@ async def test_the_next_controller_has_the_index_the_contents_and_whole_lines_of
 
     third = await opened(tmp_path / "one", database)
     assert third.open_batches()[0][0].output_file_id is None
+    third.path("file-new").write_bytes(FIRST)
+    await third.saved()
+    await third.drop_left()
     rows = await database.rows("SELECT id FROM kept_contents WHERE id = 'file-out'")
     assert not rows, "no batch names it any more"
+    assert await database.rows("SELECT id FROM kept_contents WHERE id = 'file-new'"), "it comes yet"
     third.close()
 
 
