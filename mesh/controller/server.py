@@ -157,10 +157,11 @@ async def serve(
     config: ControllerConfig,
     ready: Callable[[str, str | None], None] | None = None,
     stop: asyncio.Event | None = None,
+    stands_by: Callable[[], None] | None = None,
 ) -> bool:
     """Run a controller until `stop` is set (SIGTERM or SIGINT where none is given). `ready` is
-    called with the address once it serves, and with that of HTTP. Whether it has handed over as it
-    was asked to, and is to stand by from now on.
+    called with the address once it serves, and with that of HTTP; `stands_by` before, if it stands
+    by first. Whether it has handed over as it was asked to, and is to stand by from now on.
 
     Raises InvalidInput, StorageError, or Unavailable when it cannot start, and whatever broke the
     core when that was why it ended.
@@ -181,7 +182,12 @@ async def serve(
                 usage = _opened_usage(config, opened)
                 stood_by = not database.leads.is_set()
                 if stood_by:
-                    await _stand_by(database, guard, access.gate, server, http, health_, ending)
+                    await _begin_to_stand_by(database, guard, access.gate, server, http, health_)
+                    if stands_by is not None:
+                        stands_by()
+                    await first_of(ending, database.leads, database.deposed)
+                    if database.failure is not None:
+                        raise database.failure
                 if ending.is_set():
                     return False
                 # The lease is renewed meanwhile.
@@ -255,18 +261,15 @@ async def _opened_registry(config: ControllerConfig, address: str) -> Database:
     return registry
 
 
-async def _stand_by(
+async def _begin_to_stand_by(
     database: Database,
     guard: Guard,
     gate: Gate,
     server: grpc.aio.Server,
     http: "HttpServer | None",
     health_: Health,
-    ending: asyncio.Event,
 ) -> None:
-    """Answer who asks with where the leader is, until this controller leads or is to end. Raises
-    what keeps it from ever leading.
-    """
+    """Answer who asks with where the leader is from now on."""
 
     def instead(known: bool) -> StandsBy:
         if not known:  # where the leader is, within its network, is for those who have a key
@@ -285,9 +288,6 @@ async def _stand_by(
 
         http.start(standing_by(instead, gate))
     logger.info("stands by; %s leads", database.leader() or "none")
-    await first_of(ending, database.leads, database.deposed)
-    if database.failure is not None:
-        raise database.failure
 
 
 async def first_of(*events: asyncio.Event) -> None:

@@ -31,6 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "whoever reaches this front would use its key, which is an operator's of the cells",
                 hint="give --keys, so that each call needs one of its own, or --open if all may",
             )
-        asyncio.run(serve(config, ready=settle))
+        asyncio.run(serve(config, ready=lambda *_: settle()))
 
     return exit_code(run, "front")
