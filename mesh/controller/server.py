@@ -13,7 +13,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ from mesh.runtime.clock import LoopClock
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Action, Event, Host, Recorder
 from mesh.runtime.journal import ControllerStart, JournalHeader, open_journal
-from mesh.runtime.link_life import CellEpoch
+from mesh.runtime.link_life import LOOK_S, CellEpoch
 from mesh.runtime.operator import Operator
 from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
@@ -77,6 +77,7 @@ from mesh.v1 import (
 from mesh.wire.access import Gate
 from mesh.wire.channel import bind, format_address, parse_address, server_options
 from mesh.wire.credentials import Tls
+from mesh.wire.leader import WAITS
 from mesh.wire.serving import Guard, may_join
 from mesh.wire.work_threads import WorkThreads
 
@@ -111,8 +112,13 @@ class Health(health.HealthServicer):  # type: ignore[misc]
         super().__init__()
         self.why_not: Callable[[Any], str] = lambda context: ""
         """Why the node of a call must not obey this controller; empty where it may."""
+        self.leads = asyncio.Event()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802
+        if not self.leads.is_set() and WAITS in (context.invocation_metadata() or ()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self.leads.wait()
         if self.why_not(context):
             return health_pb2.HealthCheckResponse(status="NOT_SERVING")
         return await super().Check(request, context)
@@ -449,6 +455,7 @@ class Served(ABC, Generic[Event, Action]):
             started.instead = None  # before its health says that it leads: nodes come then
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._health.leads.set()
 
     async def _start_http(self, http: "HttpServer") -> None:
         from mesh.http.app import application, shared

@@ -61,7 +61,7 @@ from mesh.wire.codec import from_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
-from mesh.wire.leader import Look, look
+from mesh.wire.leader import WAITS, Look, look
 from mesh.wire.work_threads import WorkThreads
 
 LIST_S = 0.5
@@ -156,6 +156,7 @@ class CellLink:
         shown: str | None = None
         try:
             while True:
+                begun_s = self._clock.now_s()
                 self._hurry.clear()
                 led, self.leader = self.leader, await self._who_leads()
                 if self.leader != shown:
@@ -184,7 +185,7 @@ class CellLink:
                     if due and (listing is None or listing.done()):
                         listing = asyncio.create_task(self.list())
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(begun_s + LOOK_S - self._clock.now_s()):
                         await self._hurry.wait()
         finally:
             for task in (listing, explaining):
@@ -227,22 +228,26 @@ class CellLink:
         return ""
 
     async def _looks(self) -> dict[str, Look]:
-        """What each address answers. One that begins to lead is not kept waiting for others, which
-        are silent then.
+        """What each address answers. Neither one that begins to lead is kept waiting for others,
+        nor the end of the one that led, nor a call that has broken: they are silent then.
         """
-        asked = {at: asyncio.create_task(look(channel)) for at, channel in self._looking.items()}
-        waits, begins = set(asked.values()), False
+        asked = {
+            at: asyncio.create_task(look(channel, WAITS)) for at, channel in self._looking.items()
+        }
+        hurry = asyncio.create_task(self._hurry.wait())
+        waits, decided = {hurry, *asked.values()}, False
         try:
-            while waits and not begins:
+            while waits - {hurry} and not decided:
                 _, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                led = {
-                    at for at, task in asked.items() if task.done() and task.result() is Look.LEADS
-                }
-                begins = not led.issubset(self._led_since)
+                said = {at: task.result() for at, task in asked.items() if task.done()}
+                begun = [at for at in said if said[at] is Look.LEADS and at not in self._led_since]
+                led = said.get(self._last) if self._last in self._led_since else None
+                decided = bool(begun) or led not in (None, Look.LEADS)
+                decided = decided or (led is Look.LEADS and hurry.done())
         finally:
             for task in waits:
                 task.cancel()
-        return {at: Look.SILENT if task in waits else task.result() for at, task in asked.items()}
+        return {at: said.get(at, Look.SILENT) for at in asked}
 
     def _since(self, address: str) -> int:
         return self._led_since[address]

@@ -12,6 +12,10 @@ import grpc
 
 LOOK_S_MAX = 0.5
 """For the answer."""
+WAITS = ("mesh-waits", "1")
+"""Says in the metadata of a look that whoever stands by is to answer once it leads, or after LOOK_S
+as ever: it is found at once then, by no more looks.
+"""
 UNCONNECTED = "failed to connect"
 """In gRPC's words where nobody took a call."""
 
@@ -41,10 +45,10 @@ def look_blocking(channel: grpc.Channel) -> Look:
     return looked(begin_look(channel))
 
 
-def begin_look(channel: grpc.Channel) -> Any:
+def begin_look(channel: grpc.Channel, *shown: tuple[str, str]) -> Any:
     """A look that is under way: `done()` says whether it is over, `looked` how it ended."""
     check, asked = _check(channel)
-    return check.future(asked, timeout=LOOK_S_MAX)
+    return check.future(asked, timeout=LOOK_S_MAX, metadata=shown)
 
 
 def looked(begun: Any) -> Look:

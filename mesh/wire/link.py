@@ -10,7 +10,9 @@ leaves that when another one says that it leads.
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from mesh.domain.errors import MeshError
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
@@ -19,7 +21,7 @@ from mesh.runtime.link_life import LOOK_S, NO_EPOCH, LinkLife, LinkLimits
 from mesh.wire.channel import dial
 from mesh.wire.connection import Connection, shown
 from mesh.wire.credentials import credentials
-from mesh.wire.leader import Look, look
+from mesh.wire.leader import WAITS, Look, look
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,10 @@ class NodeLink:
         self._life = LinkLife(rng, self._limits, len(self._addresses))
         self._connection: Connection | None = None
         self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        """It is to stop, or another controller has begun to lead since it dialled."""
+        self._doubled = False
+        """Whether it was logged that two controllers lead."""
         self._logged: set[tuple[str, str]] = set()
         """Why there is no link, by the address, as far as it was logged since there was one."""
 
@@ -66,6 +72,7 @@ class NodeLink:
     def stop(self) -> None:
         """Ask for the end: `run` closes the connection and returns soon."""
         self._stopping.set()
+        self._hurry.set()
         if self._connection is not None:
             self._connection.close("the node is stopping")
 
@@ -77,6 +84,7 @@ class NodeLink:
         looking = asyncio.create_task(self._look_for_leader())
         try:
             while not self._stopping.is_set():
+                self._hurry.clear()
                 address = self._addresses[self._life.dial()]
                 error = await self._connect(address)
                 if self._stopping.is_set():
@@ -86,7 +94,9 @@ class NodeLink:
                 if pause_s is None:
                     raise error
                 self._log(address, welcomed, error.message)
-                await self._rest(pause_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._hurry.wait()
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
@@ -119,40 +129,39 @@ class NodeLink:
 
     async def _look_for_leader(self) -> None:
         """Ask the other controllers whether they lead: one that hangs does not say that it does no
-        more. They are told which epoch this node obeys.
+        more.
         """
-        if len(self._addresses) == 1:
-            return
-        doubled = False
-        channels = [dial(address) for address in self._addresses]
+        if len(self._addresses) > 1:
+            await asyncio.gather(*map(self._look_at, range(len(self._addresses))))
+
+    async def _look_at(self, n: int) -> None:
+        """The same of one, which is told which epoch this node obeys."""
+        channel, left_s = dial(self._addresses[n]), LOOK_S
         try:
             while True:
-                await asyncio.sleep(LOOK_S)
-                others = self._life.others()
-                told = (*credentials().metadata, *shown(self._epoch))
-                looks = await asyncio.gather(*(look(channels[n], *told) for n in others))
-                for n, said in zip(others, looks, strict=True):
-                    address, leads, at = self._addresses[n], said is Look.LEADS, self._life.at
-                    if n == at:  # the link has moved there while the others were asked
-                        continue
-                    begun = self._life.looked(n, leads=leads)
-                    linked = self._connection is not None and self._connection.opened
-                    if leads and linked and not (begun or doubled):
-                        doubled = True
-                        both = f"{self._addresses[at]} has this node, and {address} leads, too"
-                        logger.warning("%s: they may be of two cells; --join names one's", both)
-                    if begun and self._connection is not None:
-                        self._connection.close(f"the controller at {address} leads now")
+                await asyncio.sleep(left_s)
+                begun_s = time.monotonic()
+                if n in self._life.others():
+                    told = (WAITS, *credentials().metadata, *shown(self._epoch))
+                    self._looked(n, leads=await look(channel, *told) is Look.LEADS)
+                left_s = max(begun_s + LOOK_S - time.monotonic(), 0.0)
         finally:
-            for channel in channels:
-                await channel.close(None)
+            await channel.close(None)
 
-    async def _rest(self, pause_s: float) -> None:
-        try:
-            async with asyncio.timeout(pause_s):
-                await self._stopping.wait()
-        except TimeoutError:
+    def _looked(self, n: int, *, leads: bool) -> None:
+        address, at = self._addresses[n], self._life.at
+        if n == at:  # the link has moved there while it was asked
             return
+        begun = self._life.looked(n, leads=leads)
+        linked = self._connection is not None and self._connection.opened
+        if leads and linked and not (begun or self._doubled):
+            self._doubled = True
+            both = f"{self._addresses[at]} has this node, and {address} leads, too"
+            logger.warning("%s: they may be of two cells; --join names one's", both)
+        if begun:
+            self._hurry.set()
+            if self._connection is not None:
+                self._connection.close(f"the controller at {address} leads now")
 
     def _log(self, address: str, welcomed: bool, reason: str) -> None:
         if welcomed:

@@ -37,10 +37,8 @@ from mesh.domain.values import replace
 from mesh.runtime.link_life import LOOK_S
 from mesh.wire.channel import dial_blocking
 from mesh.wire.errors import EndedCall, is_told
-from mesh.wire.leader import UNCONNECTED, Look, begin_look, looked
+from mesh.wire.leader import UNCONNECTED, WAITS, Look, begin_look, looked
 
-ANSWER_S = 0.05
-"""After which others count without the answer of one that is looked at."""
 PAUSE_S = 0.1
 """Between two rounds of all addresses."""
 
@@ -262,13 +260,19 @@ class LeaderWatch:
     def _look(self) -> None:
         channels: list[grpc.Channel] = []
         looks: dict[int, Any] = {}
-        missed = [0] * len(self._addresses)
+        due_s, missed = [0.0] * len(self._addresses), [0] * len(self._addresses)
+        answered = threading.Event()
         try:
             channels += [dial_blocking(address) for address in self._addresses]
             while self._is_wanted():
+                now_s = time.monotonic()
                 # Whoever hangs holds up no other: it is asked again once its look is over.
-                looks |= {n: begin_look(at) for n, at in enumerate(channels) if n not in looks}
-                time.sleep(ANSWER_S)
+                for n, at in enumerate(channels):
+                    if n not in looks and now_s >= due_s[n]:
+                        due_s[n], looks[n] = now_s + LOOK_S, begin_look(at, WAITS)
+                        looks[n].add_done_callback(lambda _: answered.set())
+                answered.wait(min((at_s - now_s for at_s in due_s if at_s > now_s), default=LOOK_S))
+                answered.clear()
                 said = {n: looked(looks.pop(n)) for n in sorted(looks) if looks[n].done()}
                 lead = {n for n, one in said.items() if one is Look.LEADS}
                 # One look may have failed; one that was deposed may say that it leads, still; and
@@ -280,7 +284,6 @@ class LeaderWatch:
                     open_ = list(self._open.values()) if lead and hung else []
                 for answer in open_:
                     answer.leave_for(max(lead), hung)
-                time.sleep(LOOK_S - ANSWER_S)
         finally:
             with self._lock:
                 if self._thread is threading.current_thread():

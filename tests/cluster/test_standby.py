@@ -20,7 +20,7 @@ from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.connection import Connection, shown
 from mesh.wire.credentials import Credentials
-from mesh.wire.leader import Look, look
+from mesh.wire.leader import WAITS, Look, look
 from tests.cluster.conftest import LEAD_S_MAX, leading, until
 from tests.controller.live import HELLO, PATIENT, SPEC, FakeNode, LiveCell, live_cell
 from tests.controller.test_access import made_keys, showing
@@ -46,7 +46,9 @@ def free_address() -> str:
 async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_deployed(
     server: PostgresServer, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its health does not say that it leads before nodes may join it."""
+    """Its health does not say that it leads before nodes may join it, and then at once to those who
+    wait for that.
+    """
     state, at, http = server.url(cell), free_address(), free_address()
     stop, ready, starts, late = (asyncio.Event() for _ in range(4))
     config = ControllerConfig(
@@ -82,14 +84,16 @@ async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_dep
             await start_http(self, http)
 
         monkeypatch.setattr(Controller, "_start_http", start_http_late)
+        for patient in ("mesh.controller.server.LOOK_S", "mesh.wire.leader.LOOK_S_MAX"):
+            monkeypatch.setattr(patient, LEAD_S_MAX)
     two = LiveCell(at, stop, second, http)
     try:
         async with asyncio.timeout(LEAD_S_MAX), dial(at) as channel:
             await starts.wait()
+            waits = asyncio.create_task(look(channel, WAITS))
             assert await look(channel) is Look.FOLLOWS
             late.set()
-            while await look(channel) is not Look.LEADS:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            assert await waits is Look.LEADS
             await two.node()
             await ready.wait()
         assert [one.spec.name for one in await two.ask(two.client.list)] == [SPEC.name]
