@@ -133,7 +133,7 @@ class PostgresRegistry(LeaseKeeper):
         """
         try:
             async with asyncio.timeout(OPEN_S_MAX):
-                await self._check_apart()
+                await self.check_apart()
                 await self._prepare()
             with self._copy.transaction():
                 self._copy.migrate()
@@ -141,11 +141,8 @@ class PostgresRegistry(LeaseKeeper):
         except BaseException:
             await self.end()
             raise
-        self._refreshed_s = self._now_s()
-        self._tasks = [
-            asyncio.create_task(self._kept(self._keep)),
-            asyncio.create_task(self._kept(self._keep_session_lock)),
-        ]
+        self._refreshed_s = self.now_s()
+        self.begin()
 
     @property
     def shared(self) -> Shared:
@@ -162,7 +159,7 @@ class PostgresRegistry(LeaseKeeper):
         await self._commit(statements, copied=False)
 
     async def rows(self, sql: str, *values: str | int) -> list[Any]:
-        async with self._asked("read") as connection, asyncio.timeout(COPY_S_MAX):
+        async with self.asked("read") as connection, asyncio.timeout(COPY_S_MAX):
             found: list[Any] = await connection.fetch(in_postgres(sql), *values)
             return found
 
@@ -171,8 +168,8 @@ class PostgresRegistry(LeaseKeeper):
             self.check_writable()
         except Unavailable as error:
             raise Unreached(error.message, hint=error.hint) from error
-        async with self._busy:
-            in_doubt, until_s = False, self._now_s() + DOUBT_S_MAX
+        async with self.busy:
+            in_doubt, until_s = False, self.now_s() + DOUBT_S_MAX
             while not await self._is_written(statements, in_doubt, until_s):
                 in_doubt = True
                 logger.warning("whether a write to %s is kept is found out", self.place)
@@ -191,12 +188,12 @@ class PostgresRegistry(LeaseKeeper):
                 await self._transact(statements)
         except BaseException as error:
             committing, self._committing = self._committing, False
-            self._hang_up_writing()  # with what it has begun
+            self.hang_up_writing()  # with what it has begun
             if not isinstance(error, Exception):
                 raise
             cut = is_cut(error)
             if in_doubt or (committing and cut):
-                if cut and self.lease.role is Role.LEADING and self._now_s() < until_s:
+                if cut and self.lease.role is Role.LEADING and self.now_s() < until_s:
                     return False
                 why = getattr(error, "message", "") or str(error) or type(error).__name__
                 raise StorageError(
@@ -206,36 +203,28 @@ class PostgresRegistry(LeaseKeeper):
                 ) from error
             if isinstance(error, StorageError):
                 raise
-            raise self._explained("write", error) from error
+            raise self.explained("write", error) from error
         return True
 
     async def end(self) -> None:
         """Close it; a leader gives its lease up."""
-        if self.lease.role is Role.LEADING:
-            await self.step_down()
+        await self.close()
         self._stop_reading()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for connection in (self._keeping, self._writing):
-            if connection is not None:
-                connection.terminate()
-        self._keeping = self._writing = None
         self._copy.close()
 
     async def _prepare(self) -> None:
         """The cell's schema and the tables that SQLite needs not, where they are missing."""
-        async with self._asked("open") as connection:
+        async with self.asked("open") as connection:
             async with connection.transaction():
                 # Two controllers that start at once make it once.
                 await connection.execute(
-                    "SELECT pg_advisory_xact_lock(hashtext($1))", f"mesh {self._at.cell}"
+                    "SELECT pg_advisory_xact_lock(hashtext($1))", f"mesh {self.at.cell}"
                 )
                 if not await connection.fetchval(
-                    "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", self._at.cell
+                    "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", self.at.cell
                 ):
-                    await connection.execute(f'CREATE SCHEMA "{self._at.cell}"')
-                await self._check_session(connection)
+                    await connection.execute(f'CREATE SCHEMA "{self.at.cell}"')
+                await self.check_session(connection)
                 if await connection.fetchval("SELECT to_regclass('lease')") is None:
                     await connection.execute(_OWN)
                     for step in STEPS:
@@ -256,7 +245,7 @@ class PostgresRegistry(LeaseKeeper):
         """What the copy lacks, as one moment of the database. Tables of an earlier mesh, whose
         leader may still use them, are read after this one has taken the lease.
         """
-        async with self._asked("read") as connection, asyncio.timeout(COPY_S_MAX):
+        async with self.asked("read") as connection, asyncio.timeout(COPY_S_MAX):
             if await connection.fetchval("SELECT version FROM schema_version") != SCHEMA:
                 return None
             async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -264,17 +253,17 @@ class PostgresRegistry(LeaseKeeper):
                     return None
                 return await self._read_changes(connection)
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
         """Have what the leader has written read, every REFRESH_S, and bring the copy up to date
         once it is read. Reading may take COPY_S_MAX, and the lease is looked at meanwhile.
         """
         if self._reading is None:
-            if self._now_s() - self._refreshed_s >= REFRESH_S:
+            if self.now_s() - self._refreshed_s >= REFRESH_S:
                 self._reading = asyncio.create_task(self._read())
                 # One that is given up may have failed: nobody asks for that.
                 self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
         elif self._reading.done():
-            reading, self._reading, self._refreshed_s = self._reading, None, self._now_s()
+            reading, self._reading, self._refreshed_s = self._reading, None, self.now_s()
             try:
                 await self._copy_changed(reading.result())
             except StorageError as error:
@@ -320,17 +309,17 @@ class PostgresRegistry(LeaseKeeper):
             versions[table] = there
         return _Changed(changes=tuple(changes), versions=versions, version=version)
 
-    async def _taking(self, connection: Any) -> tuple[int, str]:
+    async def taking(self, connection: Any) -> tuple[int, str]:
         self._stop_reading()
         await self._migrate(connection)
         # A restored database knows of none that led since: they all began before now.
-        made_of = await self._database(connection)
+        made_of = await self.database_id(connection)
         begun = await connection.fetchrow(
             in_postgres(
                 f"UPDATE starts SET epoch = greatest(epoch, ?, {_SECONDS}) + 1, {NAMED}"
                 " RETURNING epoch, cell"
             ),
-            *(self.lease.epoch, cell_id(self._at.cell, made_of)),
+            *(self.lease.epoch, cell_id(self.at.cell, made_of)),
         )
         await self._copy_changed(await self._read_changes(connection))
         return begun["epoch"], begun["cell"]
@@ -344,14 +333,10 @@ class PostgresRegistry(LeaseKeeper):
 
     async def _transact(self, statements: Statements) -> None:
         """Raises Unreached where another one leads. `_committing` says how far it came."""
-        connection = await self._writer()
+        connection = await self.writer()
         await connection.execute("BEGIN")
         await connection.execute("SELECT 1 FROM starts FOR SHARE")
-        lease = await self._row(connection)
-        if (lease.epoch, lease.holder) != (self.epoch, self._holder):
-            await connection.execute("ROLLBACK")
-            self._lose(lease)
-            raise Unreached(f"another controller leads the cell now: epoch {lease.epoch}")
+        await self.check_leads(connection)
         for sql, row in statements:
             await connection.execute(in_postgres(sql), *row)
         await connection.execute("UPDATE changes SET version = version + 1")

@@ -114,8 +114,8 @@ class LeaseKeeper(ABC):
     """One controller's connections. `holder` is where clients and nodes reach it."""
 
     def __init__(self, at: Place, holder: str) -> None:
-        self._at = at
-        self.place = self._at.shown
+        self.at = at
+        self.place = self.at.shown
         self.epoch, self.cell = 0, ""
         self.deposed = asyncio.Event()
         """Set once another controller leads, or this one has stepped down."""
@@ -127,7 +127,7 @@ class LeaseKeeper(ABC):
         self._holder = f"{holder} {secrets.token_hex(8)}"
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_unless_given_up)
-        self._now_s = loop.time
+        self.now_s = loop.time
         self._keeping: Any = None
         """The connection that looks at the lease, or renews it."""
         self._renews = False
@@ -135,7 +135,7 @@ class LeaseKeeper(ABC):
         self._session: Any = None
         """The connection that has the lock for which others wait, or waits for it."""
         self._writing: Any = None
-        self._busy = asyncio.Lock()
+        self.busy = asyncio.Lock()
         """Whoever uses the connection that writes holds it."""
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -143,11 +143,11 @@ class LeaseKeeper(ABC):
         """Why the database cannot be reached, as it was said last."""
 
     @abstractmethod
-    async def _taking(self, connection: Any) -> tuple[int, str]:
+    async def taking(self, connection: Any) -> tuple[int, str]:
         """What goes into the transaction that takes the lease; the new epoch, and the cell's id."""
 
     @abstractmethod
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
         """At each beat while it stands by."""
 
     def leader(self) -> str:
@@ -156,7 +156,7 @@ class LeaseKeeper(ABC):
 
     def check_writable(self) -> None:
         """Raises Unavailable where this controller may not write now."""
-        if not self.lease.may_write(self._now_s()):
+        if not self.lease.may_write(self.now_s()):
             why = self._away or "another controller may lead"
             raise Unavailable(
                 f"the registry at {self.place} takes no writes of this controller now: {why}",
@@ -165,7 +165,7 @@ class LeaseKeeper(ABC):
 
     def show(self, epoch: int) -> None:
         """A node has obeyed a leader of this epoch, as it says."""
-        if self.lease.shown(epoch, self._now_s()):
+        if self.lease.shown(epoch, self.now_s()):
             self.deposed.set()
 
     async def hand_over(self) -> None:
@@ -174,7 +174,7 @@ class LeaseKeeper(ABC):
         """
         self.check_writable()
         try:
-            async with self._asked("ask") as connection:
+            async with self.asked("ask") as connection:
                 waiting = await self._locks(connection, _SESSION_LOCK, self.epoch, granted=False)
         except StorageError as error:
             raise Unavailable(error.message, hint=error.hint) from error
@@ -186,26 +186,42 @@ class LeaseKeeper(ABC):
         self.handed_over = True
         await self.step_down()
 
+    def begin(self) -> None:
+        """Stand by, and lead once that may be."""
+        keeping = (self._keep, self._keep_session_lock)
+        self._tasks = [asyncio.create_task(self._kept(work)) for work in keeping]
+
+    async def close(self) -> None:
+        """A leader gives its lease up."""
+        if self.lease.role is Role.LEADING:
+            await self.step_down()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._keeping is not None:
+            self._keeping.terminate()
+        self.hang_up_writing()
+
     async def step_down(self) -> None:
         """Give the lease up: one that waits for the session lock takes it at once."""
         self.lease.step_down()
         self.deposed.set()
-        async with self._busy:
+        async with self.busy:
             with suppress(Exception):
                 async with asyncio.timeout(ASK_S_MAX):
-                    connection = await self._writer()
+                    connection = await self.writer()
                     sql = "UPDATE lease SET until = '-infinity' WHERE epoch = $1 AND holder = $2"
                     await connection.execute(sql, self.epoch, self._holder)
         if self._keeping is not None:
             self._keeping.terminate()
         self._end_session()
 
-    async def _check_apart(self) -> None:
+    async def check_apart(self) -> None:
         """Raises StorageError where two connections are given one session, in which a lock of one
         would be the other's.
         """
         asked = "SELECT pg_backend_pid()"
-        async with self._asked("open") as one, self._asked("open") as other:
+        async with self.asked("open") as one, self.asked("open") as other:
             try:
                 shared = await one.fetchval(asked) == await other.fetchval(asked)
             except asyncpg.DuplicatePreparedStatementError:
@@ -217,12 +233,12 @@ class LeaseKeeper(ABC):
                 hint=_POOLER_HINT,
             )
 
-    async def _check_session(self, connection: Any) -> None:
+    async def check_session(self, connection: Any) -> None:
         """Raises StorageError where it has not the settings that it was begun with, without which
         two cells would be one, or where the database cannot hold every text.
         """
         schema = await connection.fetchval("SELECT current_schema()")
-        if schema != self._at.cell:
+        if schema != self.at.cell:
             raise StorageError(
                 f"the session at {self.place} is in the schema {schema}: something before the "
                 "database drops what it is begun with",
@@ -239,7 +255,7 @@ class LeaseKeeper(ABC):
     async def _keep(self) -> None:
         """Look at the lease, take it, renew it: a beat every RENEW_S, or when woken."""
         while self.lease.role is not Role.DEPOSED:
-            begun_s = self._now_s()
+            begun_s = self.now_s()
             try:
                 async with asyncio.timeout(ASK_S_MAX):
                     if self._keeping is None or self._keeping.is_closed():
@@ -248,7 +264,7 @@ class LeaseKeeper(ABC):
                 if takes:
                     await self._take(self._keeping)
                 elif self.lease.role is Role.STANDING_BY:
-                    await self._refresh()
+                    await self.refresh()
                 self._note_away("")
             except LaterSchema:
                 raise
@@ -259,8 +275,8 @@ class LeaseKeeper(ABC):
                 if self._keeping is not None:
                     self._keeping.terminate()
                 self._keeping = None
-                self.lease.not_taken(self._now_s())
-            left_s = RENEW_S - (self._now_s() - begun_s)
+                self.lease.not_taken(self.now_s())
+            left_s = RENEW_S - (self.now_s() - begun_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(left_s, 0.01)):
                     await self._woken.wait()
@@ -284,13 +300,21 @@ class LeaseKeeper(ABC):
     async def _lock_renewing(self, connection: Any) -> None:
         """The session before this one may last for a while: it is tried at each beat."""
         sql = f"SELECT {_LOCK.format('try_advisory_lock', _RENEWAL_LOCK)}"
-        self._renews = await connection.fetchval(sql, self._at.cell, self.epoch)
+        self._renews = await connection.fetchval(sql, self.at.cell, self.epoch)
 
     def _lose(self, row: LeaseRow) -> None:
         """Somebody else has the lease, of whatever epoch."""
         logger.warning("epoch %d has the lease at %s, not %d", row.epoch, self.place, self.epoch)
         self.lease.step_down()
         self.deposed.set()
+
+    async def check_leads(self, connection: Any) -> None:
+        """In a transaction that writes. Raises Unreached where another controller leads."""
+        row = await self._row(connection)
+        if (row.epoch, row.holder) != (self.epoch, self._holder):
+            await connection.execute("ROLLBACK")
+            self._lose(row)
+            raise Unreached(f"another controller leads the cell now: epoch {row.epoch}")
 
     async def _row(self, connection: Any) -> LeaseRow:
         row = await connection.fetchrow(_ROW)
@@ -300,16 +324,16 @@ class LeaseKeeper(ABC):
         """Take the lease, unless it has changed since it was looked at. Writes of the leader so far
         end first, within the time that a transaction may rest.
         """
-        asked_s, seen = self._now_s(), self.lease.row
+        asked_s, seen = self.now_s(), self.lease.row
         async with asyncio.timeout(COPY_S_MAX), connection.transaction():
             # Tables of an earlier mesh are all read here, and written to the copy.
             rest = f"SET LOCAL idle_in_transaction_session_timeout = '{TAKE_REST_S_MAX} s'"
             await connection.execute(rest)
             await connection.execute("SELECT 1 FROM lease FOR UPDATE")
             if await self._row(connection) != seen:
-                self.lease.not_taken(self._now_s())
+                self.lease.not_taken(self.now_s())
                 return
-            epoch, cell = await self._taking(connection)
+            epoch, cell = await self.taking(connection)
             await connection.execute(
                 "UPDATE lease SET epoch = $1, holder = $2,"
                 " until = clock_timestamp() + $3::float8 * interval '1 s'",
@@ -322,7 +346,7 @@ class LeaseKeeper(ABC):
         async with asyncio.timeout(ASK_S_MAX):
             await self._lock_renewing(connection)
 
-    async def _database(self, connection: Any) -> str:
+    async def database_id(self, connection: Any) -> str:
         """Which database this is, by what a server keeps when it is restored or fails over; empty
         where the server does not say.
         """
@@ -354,13 +378,13 @@ class LeaseKeeper(ABC):
     async def _hold_session_lock(self, connection: Any) -> None:
         seen, lock = self.lease.row, f"SELECT {_LOCK.format('advisory_lock', _SESSION_LOCK)}"
         if self.lease.role is Role.LEADING:
-            await connection.execute(lock, self._at.cell, self.epoch)
+            await connection.execute(lock, self.at.cell, self.epoch)
             closed = asyncio.Event()
             connection.add_termination_listener(lambda _: closed.set())
             await closed.wait()
         elif seen is not None and await self._locks(connection, _SESSION_LOCK, seen.epoch):
             await connection.execute("SET lock_timeout = 0")
-            comes = asyncio.create_task(connection.execute(lock, self._at.cell, seen.epoch))
+            comes = asyncio.create_task(connection.execute(lock, self.at.cell, seen.epoch))
             try:
                 while self._stands_by_under(seen.epoch) and not comes.done():
                     await asyncio.wait([comes], timeout=RENEW_S)
@@ -379,16 +403,16 @@ class LeaseKeeper(ABC):
         """Whether the leader's other session has ended, too, or does so at once: one that has lost
         the first alone is alive.
         """
-        until_s = self._now_s() + RENEW_S
+        until_s = self.now_s() + RENEW_S
         while await self._locks(connection, _RENEWAL_LOCK, epoch):
-            if self._now_s() > until_s:
+            if self.now_s() > until_s:
                 return False
             await asyncio.sleep(LOOK_AGAIN_S)
         return True
 
     async def _locks(self, connection: Any, which: str, epoch: int, granted: bool = True) -> int:
         """How many sessions have a lock of the leader, or wait for it."""
-        found = await connection.fetchval(_LOCKS.format(which), self._at.cell, epoch, granted)
+        found = await connection.fetchval(_LOCKS.format(which), self.at.cell, epoch, granted)
         return int(found)
 
     def _stands_by_under(self, epoch: int) -> bool:
@@ -396,26 +420,26 @@ class LeaseKeeper(ABC):
         stands_by = self.lease.role in (Role.STANDING_BY, Role.TAKING)
         return stands_by and row is not None and row.epoch == epoch
 
-    async def _writer(self) -> Any:
+    async def writer(self) -> Any:
         if self._writing is None or self._writing.is_closed():
             self._writing = await self._connect(WRITE_S_MAX)
         return self._writing
 
-    def _hang_up_writing(self) -> None:
+    def hang_up_writing(self) -> None:
         if self._writing is not None:
             self._writing.terminate()
         self._writing = None
 
     async def _connect(self, within_s: float) -> Any:
         return await asyncpg.connect(
-            self._at.dsn,
+            self.at.dsn,
             timeout=within_s,
-            server_settings={**_SETTINGS, "search_path": f'"{self._at.cell}"'},
+            server_settings={**_SETTINGS, "search_path": f'"{self.at.cell}"'},
             target_session_attrs="read-write",
         )
 
     @asynccontextmanager
-    async def _asked(self, verb: str) -> AsyncIterator[Any]:
+    async def asked(self, verb: str) -> AsyncIterator[Any]:
         """A connection for one purpose. Raises StorageError for what goes wrong with it."""
         try:
             connection = await self._connect(OPEN_S_MAX)
@@ -426,7 +450,7 @@ class LeaseKeeper(ABC):
         except MeshError:
             raise
         except Exception as error:
-            raise self._explained(verb, error) from error
+            raise self.explained(verb, error) from error
 
     async def _kept(self, work: Callable[[], Awaitable[None]]) -> None:
         """Work that lasts as long as the registry: what ends it is told to who waits to lead."""
@@ -448,7 +472,7 @@ class LeaseKeeper(ABC):
             logger.info("the database at %s is back", self.place)
         self._away = why
 
-    def _explained(self, verb: str, error: Exception) -> StorageError:
+    def explained(self, verb: str, error: Exception) -> StorageError:
         why = str(error).partition("\n")[0] or type(error).__name__
         message = f"cannot {verb} the registry at {self.place}: {why}"
         lasts = _lasts(error) and not is_cut(error)

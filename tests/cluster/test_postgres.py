@@ -398,7 +398,7 @@ async def test_a_leader_hands_over_to_one_that_stands_by_and_to_nobody_else(
 
 async def _waiting(leader: PostgresRegistry) -> bool:
     """Whether another one waits for the leader's session lock."""
-    async with leader._asked("ask") as connection:
+    async with leader.asked("ask") as connection:
         return await leader._locks(connection, _SESSION_LOCK, leader.epoch, granted=False) > 0
 
 
