@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from mesh.controller.postgres_lease import (
+    ASK_S_MAX,
     COPY_S_MAX,
     DAMAGED_HINT,
     OPEN_S_MAX,
@@ -253,12 +254,18 @@ class PostgresRegistry(LeaseKeeper):
                     return None
                 return await self._read_changes(connection)
 
-    async def refresh(self) -> None:
-        """Have what the leader has written read, every REFRESH_S, and bring the copy up to date
-        once it is read. Reading may take COPY_S_MAX, and the lease is looked at meanwhile.
+    async def refresh(self, connection: Any) -> None:
+        """Have what the leader has written read, every REFRESH_S if there is anything, and bring
+        the copy up to date once it is read. Reading may take COPY_S_MAX, and the lease is looked at
+        meanwhile.
         """
         if self._reading is None:
-            if self.now_s() - self._refreshed_s >= REFRESH_S:
+            if self.now_s() - self._refreshed_s < REFRESH_S:
+                return
+            self._refreshed_s = self.now_s()
+            async with asyncio.timeout(ASK_S_MAX):
+                version = await connection.fetchval("SELECT version FROM changes")
+            if version != self._version:
                 self._reading = asyncio.create_task(self._read())
                 # One that is given up may have failed: nobody asks for that.
                 self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -147,7 +147,7 @@ class LeaseKeeper(ABC):
         """What goes into the transaction that takes the lease; the new epoch, and the cell's id."""
 
     @abstractmethod
-    async def refresh(self) -> None:
+    async def refresh(self, connection: Any) -> None:
         """At each beat while it stands by."""
 
     def leader(self) -> str:
@@ -264,7 +264,7 @@ class LeaseKeeper(ABC):
                 if takes:
                     await self._take(self._keeping)
                 elif self.lease.role is Role.STANDING_BY:
-                    await self.refresh()
+                    await self.refresh(self._keeping)
                 self._note_away("")
             except LaterSchema:
                 raise

@@ -411,16 +411,17 @@ async def until_so(what: Callable[[], Awaitable[bool]]) -> None:
 async def test_one_that_stands_by_reads_keys_once_something_was_written(
     server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a connection that it makes for that; whether anything was, it asks on the one it has."""
     monkeypatch.setattr("mesh.controller.postgres.REFRESH_S", 0.0)
     url = server.url(cell)
     async with leading(url) as leader, standby(url) as second:
-        reads, read = [0], second._read_changes
+        reads, read = [0], second._read
 
-        async def counted(connection: object) -> object:
+        async def counted() -> object:
             reads[0] += 1
-            return await read(connection)
+            return await read()
 
-        monkeypatch.setattr(second, "_read_changes", counted)
+        monkeypatch.setattr(second, "_read", counted)
         await asyncio.sleep(2 * LEASE_S)
         assert reads == [0]
         await written(RegistryWrites(leader).store, deployment(), TEXT, None)
@@ -462,8 +463,8 @@ async def test_one_that_stands_by_watches_the_leader_while_it_reads_what_that_ha
         second = await stack.enter_async_context(standby(through))
         await until_so(lambda: _waiting(leader))
         cutter.hangs = True
-        await until(lambda: cutter.hanging > 0)
         await written(RegistryWrites(leader).store, deployment(), TEXT, None)
+        await until(lambda: cutter.hanging > 0)
         begun_s = time.monotonic()
         await leader.end()
         await within(second.leads)
