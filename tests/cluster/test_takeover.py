@@ -88,7 +88,7 @@ class Cell:
         both = ",".join(self.addresses)
         joins = ("--join", both, "--name", "n1", "--home", str(folder / "n1"))
         self._start("node", *node, *joins, "--memory", "1GiB")
-        front = ("--listen", self.front, "--home", str(folder / "front"))
+        front = ("--listen", self.front, "--http", "off", "--home", str(folder / "front"))
         self._start("front", "mesh", "front", "--cells", f"a={both}", *front)
         self.answers(self.front)
 
