@@ -70,10 +70,12 @@ def nodes(draw: st.DrawFn, rules: tuple[TurnRule, ...] = (HEADROOM,)) -> Node:
         rule=draw(st.sampled_from(rules)),
     )
     if draw(st.booleans()):
-        # Several paces on an instance, none much slower than that by which it was made.
+        # Several paces on an instance, none quicker than that by which it was made.
+        paces = st.sampled_from([1.0, 1.0, 1.5, 3.0, 10.0])
         for instance in node.instances:
             for request in instance.requests:
-                request.tpot_s = instance.tpot_s * draw(st.sampled_from([1.0, 1.0, 1.5, 3.0]))
+                request.tpot_s = instance.tpot_s * draw(paces)
+        node.newcomer.tpot_s = node.instances[node.target].tpot_s * draw(paces)
     if draw(st.booleans()):
         node.started_s = -draw(st.integers(0, 40)) * MS
         node.joining = [
