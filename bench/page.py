@@ -223,7 +223,7 @@ def _serve(told: Connection, nodes: int, deployments: int, requests_open: int) -
 
 
 async def _served(told: Connection, paced: PacedCell) -> None:
-    settle("", None)  # as a controller does
+    settle()  # as a controller does
     feed = Feed(paced.viewed, run="b", unix_s=time.time)
     server = HttpServer("127.0.0.1:0")
     routes = view_only(feed, lambda: paced.viewed, journal=False)

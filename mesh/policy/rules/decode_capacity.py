@@ -61,7 +61,9 @@ Batch = tuple[float, int, int]
 many they are, and the sum of their contexts.
 """
 CLASSES_MAX = 4
-"""Of more paces all decode together: what they add is found by trying all sets of them."""
+"""All decode together where there are more paces, for what they add is found by trying all sets of
+them.
+"""
 LEAD_SHARE = 0.25
 """By so much of its pace a slower class decodes before it has to: its tokens may take longer to
 their clients than those of the quickest (`mesh.request.shadow`, `decode_margin_s`).
