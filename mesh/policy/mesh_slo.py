@@ -77,12 +77,15 @@ class MeshSlo(CoLocated):
         self, request: RequestView, cell: CellView, late: bool
     ) -> Iterator[tuple[InstanceView, str]]:
         """The servers that compute its first token in time, and what each is labelled then."""
-        servers, share = list(cell.candidates()), self.pace_share
+        servers = list(cell.candidates())
         ordered = list(by_tier(request.slo.tpot_s, servers, promotes=True))
+
+        def keeps(server: InstanceView, tier_s: float) -> bool:
+            return keeps_pace(request, server, cell, tier_s * self.pace_share)
 
         def together(pool: bool) -> Iterator[tuple[InstanceView, float, str]]:
             for of, tier_s in ordered:
-                if bool(tier_label(of)) is pool and keeps_pace(request, of, cell, tier_s * share):
+                if pool is not bool(tier_label(of)) and keeps(of, tier_s):
                     yield of, tier_s, tier(tier_s)
 
         def apart() -> Iterator[tuple[InstanceView, float, str]]:

@@ -7,7 +7,6 @@ when it is asked for. Before: `search`, `upkeep` and who else asks a policy. Aft
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.node_schedule import (
@@ -88,10 +87,7 @@ class OpenOptions:
     def of_requests(
         self, instance: InstanceView, work_out: Callable[[Iterable[RequestView]], T]
     ) -> T:
-        known = self.ctx.cell.instances[instance.instance_id]
-        if work_out not in known.worked_out:
-            known.worked_out[work_out] = work_out(known.requests.values())
-        return cast(T, known.worked_out[work_out])
+        return self.ctx.cell.instances[instance.instance_id].of_requests(work_out)
 
     def deployment(self, name: DeploymentName) -> DeploymentEntry | None:
         return self.ctx.cell.deployments.get(name)

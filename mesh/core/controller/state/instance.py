@@ -6,10 +6,10 @@ the node what that means for it. Owned by the controller core, like all entries;
 view that policies and placement take.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mesh.compute.correction import Correction
 from mesh.core.controller.state.refusals import InstanceRefusals
@@ -23,7 +23,7 @@ from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import LoadTier, PrefixChange
 from mesh.memory.shared_weights import SharedWeights
 from mesh.policy.plans import LABEL_CHARS_MAX
-from mesh.policy.views import InstanceView
+from mesh.policy.views import InstanceView, T
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.node import NodeEntry
@@ -256,6 +256,12 @@ class InstanceEntry:
         self._note_slo(request)
         self._note_change(request.tokens)
         self.required_blocks += blocks
+
+    def of_requests(self, work_out: Callable[[Iterable[RequestEntry]], T]) -> T:
+        """What a policy works out of its requests, until these change."""
+        if work_out not in self.worked_out:
+            self.worked_out[work_out] = work_out(self.requests.values())
+        return cast(T, self.worked_out[work_out])
 
     def _note_change(self, tokens: int) -> None:
         """Its requests are others, or have so many tokens more."""
