@@ -290,7 +290,7 @@ def on_device(instance: InstanceSnapshot) -> str:
     if instance.resident_share is None:
         return ""
     here = f"{instance.resident_share:.0%}"
-    return here if instance.swaps_to is None else f"{here} to {instance.swaps_to:.0%}"
+    return here if instance.swaps_to is None else f"{here[:-1]}→{instance.swaps_to:.0%}"
 
 
 def _progress_text(phase: str, share: float) -> str:

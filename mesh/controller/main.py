@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sources=read_source_rules(options.sources),
             traces=wants_traces(os.environ),
         )
-        while asyncio.run(serve(config, ready=lambda *_: settle(), stands_by=settle)):
+        while asyncio.run(serve(config, ready=lambda *_: settle(), stands_by=settle_anew)):
             pass  # it has handed over, and stands by
 
     return exit_code(run, "controller")
@@ -112,14 +112,21 @@ def exit_code(run: Callable[[], None], what: str) -> int:
 def settle() -> None:
     """What start-up has made stays: the collector need not look at it again and again, which it
     does beside the tokens (a tenth of the controller's time under load). Since each look of the
-    collector keeps the loop, it looks at all objects seldom, and at few new ones at a time; a
-    standby has it look before it leads. And threads that render metrics and reports let the event
-    loop's go on soon.
+    collector keeps the loop, it looks at all objects seldom, and at few new ones at a time. And
+    threads that render metrics and reports let the event loop's go on soon.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(gc.get_threshold()[0], YOUNG_COLLECTIONS, WHOLE_COLLECTIONS)
     sys.setswitchinterval(SWITCH_S)
+
+
+def settle_anew() -> None:
+    """The same of a controller that stands by, so that the collector has little left to look at
+    once it leads. What it was before it handed over goes.
+    """
+    gc.unfreeze()
+    settle()
 
 
 def _tls(folder: Path) -> Tls:

@@ -13,9 +13,10 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -100,12 +101,16 @@ SERVICES = (
     "inference.GRPCInferenceService",
 )
 
+HELD_MAX = 8_192
+"""Looks that wait at one time for a standby to lead; others are answered at once."""
+
 logger = logging.getLogger(__name__)
 
 
 class Health(health.HealthServicer):  # type: ignore[misc]
     """Health can be asked for and not watched, for which clients take that of who serves no such
     call: a watcher needs no key, and one that reads nothing would keep a controller from stopping.
+    A look marked with WAITS is answered once this controller leads, or after LOOK_S.
     """
 
     def __init__(self) -> None:
@@ -113,12 +118,22 @@ class Health(health.HealthServicer):  # type: ignore[misc]
         self.why_not: Callable[[Any], str] = lambda context: ""
         """Why the node of a call must not obey this controller; empty where it may."""
         self.leads = asyncio.Event()
+        """Set once this controller takes calls."""
+        self._held = 0
+        """Looks that wait for that."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802
-        if not self.leads.is_set() and WAITS in (context.invocation_metadata() or ()):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+        waits = WAITS in (context.invocation_metadata() or ())
+        if waits and not self.leads.is_set() and self._held < HELD_MAX:
+            self._held += 1
+            try:
+                # The answer has to come to the caller in time, too.
+                async with asyncio.timeout(min(LOOK_S, (context.time_remaining() or inf) / 2)):
                     await self.leads.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._held -= 1
         if self.why_not(context):
             return health_pb2.HealthCheckResponse(status="NOT_SERVING")
         return await super().Check(request, context)

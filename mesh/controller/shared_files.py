@@ -104,8 +104,8 @@ class SharedFiles(KeptFiles):
                 await self._save_row(id_)
 
     async def drop_left(self) -> None:
-        """Have contents go that nobody knows: an upload or a batch of an earlier controller has
-        left them. Those of this one are touched until the index has them.
+        """Delete contents that no file and no open batch names: an upload or a batch of an earlier
+        controller has left them. Uploads under way here are in `_touched`.
         """
         found = await self._database.rows("SELECT DISTINCT id FROM kept_contents")
         known = {id_ for (id_,) in self._rows("SELECT id FROM kept")} | self._touched

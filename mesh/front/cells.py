@@ -228,8 +228,9 @@ class CellLink:
         return ""
 
     async def _looks(self) -> dict[str, Look]:
-        """What each address answers. Neither one that begins to lead is kept waiting for others,
-        nor the end of the one that led, nor a call that has broken: they are silent then.
+        """What each address answers. It ends early where another controller begins to lead, where
+        the leader leads no longer, or where a call has broken while it does: those that have not
+        answered then count as silent.
         """
         asked = {
             at: asyncio.create_task(look(channel, WAITS)) for at, channel in self._looking.items()

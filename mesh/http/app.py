@@ -103,8 +103,14 @@ def application(
     async def what(request: Request) -> Response:
         return json_response(ABOUT)
 
+    described: list[bytes] = []
+    describing = asyncio.Lock()
+
     async def openapi(request: Request) -> Response:
-        return json_response(await asyncio.to_thread(document))
+        async with describing:
+            if not described:
+                described.append(await asyncio.to_thread(lambda: encoded(document())))
+        return Response(described[0], media_type="application/json")
 
     async def ping(request: Request) -> Response:
         return Response()

@@ -1,7 +1,6 @@
 """`/openapi.json`: what is served, from the schemas that bodies are read by and answers held to."""
 
 import re
-from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -56,10 +55,9 @@ _ALIVE = {"description": "The controller answers."}
 _WHERE = "#/components/schemas/"
 
 
-@cache
 def document() -> dict[str, Any]:
-    """OpenAPI 3.1: made once a process, and not before somebody asks for it: its schemas take a
-    tenth of a second, which a standby that begins to lead does not have.
+    """OpenAPI 3.1. Its schemas take a tenth of a second, which a standby that begins to lead does
+    not have: it is made when somebody asks for it.
     """
     bodies = (
         *(ChatBody, CompletionBody, MessagesBody, Conversation),

@@ -28,12 +28,17 @@ class InPieces:
     def __init__(self, make: Callable[[Request], Awaitable[list[bytes]]]) -> None:
         self._make = make
         self._bodies = Bodies()
-        """None is read."""
+        """`Exchange` wants one; a GET has no body."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
         async with exchange.answering():
-            await exchange.json(*await self._make(Request(scope)))
+            made = await self._make(Request(scope))
+            try:
+                async with asyncio.timeout(WRITE_S_MAX):
+                    await exchange.json(*made)
+            except TimeoutError:
+                scope["extensions"][ABORT]()
 
 
 def cell_route(feed: Feed) -> Route:

@@ -4,7 +4,7 @@ import { html, Component, useEffect, useState } from "./vendor/preact-htm.js";
 import { answered } from "./calls.js";
 
 const ROWS_TOGETHER = 40;
-const ROOM_PX = 6; // for a figure more
+const ROOM_PX = 6; // for one more digit
 const KEPT_MS = 60_000; // browsers read what is saved a little later
 
 export const Badge = ({ state }) => html`<span class="badge is-${state}">${state}</span>`;
@@ -95,21 +95,27 @@ export function Loading({ instance: { phase, load_s: s, load_expected_s: expecte
     ${s.toFixed(1)} of about ${expected.toFixed(1)} s`;
 }
 
-// An element of which `make` makes the inside, but not anew while it is out of sight, unless it is `whole`: its style has `content-visibility: auto`.
+// An element of which `make` makes the inside, but not anew while it is out of sight, unless it is `whole` or has `others` in it than before:
+// its style has `content-visibility: auto`.
 export class InSight extends Component {
-  shouldComponentUpdate({ whole }) {
-    return whole || !this.skipped;
+  shouldComponentUpdate({ whole, others }) {
+    return whole || !this.skipped || others !== this.props.others;
   }
 
-  render({ tag, make, whole, ...given }) {
-    const seen = ({ skipped }) => { this.skipped = skipped; if (!skipped) this.forceUpdate(); };
+  render({ tag, make, whole, others, ...given }) {
+    const seen = ({ target, currentTarget, skipped }) => {
+      if (target !== currentTarget) return; // in some browsers it bubbles
+      this.skipped = skipped;
+      if (!skipped) this.forceUpdate();
+    };
     return html`<${tag} ...${given} oncontentvisibilityautostatechange=${seen}>${make()}<//>`;
   }
 }
 
 // columns: { name, title, cell(row), of(row) to sort by, number }. It scrolls in itself when narrow.
 // A browser lays out all of a table when a cell changes. The rows of a long one are each a grid, in
-// columns as wide as its first rows need, and those out of sight are not laid out.
+// columns as wide as its first rows need, and those out of sight are not laid out. Roles are named, for
+// browsers derive them from boxes, too.
 export class Table extends Component {
   componentDidMount() { this.measure(); }
 
@@ -126,14 +132,14 @@ export class Table extends Component {
   render({ label, columns, rows, keyOf, sort = "", onSort = null }, { of, style }) {
     const whole = rows.length <= ROWS_TOGETHER;
     const long = !whole && of === titles({ columns });
-    return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table class=${whole ? "" : long ? "long" : "measured"} style=${long ? style : null}>
-      <thead><tr>${columns.map((column) => html`
-        <th scope="col" class=${column.number ? "number" : ""} aria-sort=${order(column, sort)}>
+    return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table role="table" class=${whole ? "" : long ? "long" : "measured"} style=${long ? style : null}>
+      <thead role="rowgroup"><tr role="row">${columns.map((column) => html`
+        <th scope="col" role="columnheader" class=${column.number ? "number" : ""} aria-sort=${order(column, sort)}>
           ${onSort && column.of
             ? html`<button class="sort" onClick=${() => onSort(column)}>${column.title}${arrow(column, sort)}</button>`
             : column.title}</th>`)}</tr></thead>
       ${pieces(long || whole ? rows : rows.slice(0, ROWS_TOGETHER)).map((some) => html`
-        <${InSight} tag="tbody" whole=${whole} make=${() => some.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)} />`)}
+        <${InSight} tag="tbody" role="rowgroup" whole=${whole} others=${some.map(keyOf).join()} make=${() => some.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)} />`)}
     </table></div>`;
   }
 }
@@ -147,8 +153,8 @@ class Row extends Component {
   }
 
   render({ row, columns }) {
-    return html`<tr>${columns.map((column) => html`
-      <td class=${column.number ? "number" : ""}>${column.cell(row)}</td>`)}</tr>`;
+    return html`<tr role="row">${columns.map((column) => html`
+      <td role="cell" class=${column.number ? "number" : ""}>${column.cell(row)}</td>`)}</tr>`;
   }
 }
 

@@ -25,7 +25,7 @@ def timeline(
     book: CallBook, now_s: float, unix_s: float, *, after: int, sees: Sees
 ) -> Steps[dict[str, object]]:
     """`unix_s` is the wall clock at `now_s`; `after` the number of the last end that is known. The
-    book is read at once; a step is a call or a load, of which its JSON is kept: to let go of the
+    book is read at once; a step is a call or a load, of which its JSON is kept: to deallocate the
     values of 1,000 of them at once would keep the loop for milliseconds.
     """
     zero_s = unix_s - now_s

@@ -13,8 +13,8 @@ import grpc
 LOOK_S_MAX = 0.5
 """For the answer."""
 WAITS = ("mesh-waits", "1")
-"""Says in the metadata of a look that whoever stands by is to answer once it leads, or after LOOK_S
-as ever: it is found at once then, by no more looks.
+"""In the metadata of a look: a standby holds its answer until it leads, for LOOK_S at most
+(`mesh.runtime.link_life`). A controller of an earlier version answers at once.
 """
 UNCONNECTED = "failed to connect"
 """In gRPC's words where nobody took a call."""

@@ -217,7 +217,7 @@ def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == (
         "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  EXPECTED_S  FROM  ON_DEVICE"
         "   PHASE\n"
-        "chat-small-1  cpu0  ready        3         32    1.46        1.25  host  38% to 50%"
+        "chat-small-1  cpu0  ready        3         32    1.46        1.25  host  38→50%"
         "  -\n"
         "chat-small-2  cpu1  loading      0         32    0.50           -  -     -"
         "           compile 25%\n"

@@ -1104,6 +1104,7 @@ def test_what_changes_out_of_sight_is_shown_when_it_is_scrolled_to(page: Any, ce
         [one.bounding_box()["x"] for one in page.locator(f".long {row} > *").all()]
         for row in ("thead tr", "tbody:last-of-type tr:last-child")
     )
+    assert heads, "the table is a long one"
     assert heads == cells, "rows have the columns of their headings"
     show(page, "#/cell")
     page.locator("#node-n99").scroll_into_view_if_needed()
