@@ -283,7 +283,7 @@ class RunQueue(PaceClass):
         """The classes of those who decode; some are divided for it."""
         if decode is None:
             return () if not self.batch else tuple(self.classes) or (self,)
-        found, names = [], frozenset(decode) if isinstance(decode, tuple) else decode
+        found, names = [], frozenset(decode)
         for part in tuple(self.parts):
             named = [request_id for request_id in part.running if request_id in names]
             if named and len(named) < part.batch:
