@@ -16,13 +16,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import Prefill, PrefillBudget
 from mesh.domain.values import dataclass
-from mesh.policy.rules.decode_capacity import (
-    Job,
-    class_decodes_s,
-    class_jobs,
-    reached_s,
-    spare_s,
-)
+from mesh.policy.rules.decode_capacity import Job, reached_s, spare_s
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import PaceClass, Prompt, RunQueue
 from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
@@ -83,13 +77,6 @@ class Schedule:
         pool = self.pool
         return self.queues if pool is None else [q for q in self.queues if pool.computes(q)]
 
-    @property
-    def leaves_out(self) -> bool:
-        """Whether those of a slower pace decode no more often than they have to, where time is
-        short.
-        """
-        return getattr(self.rule, "leaves_out", False)
-
     def decode_margin_s(self, tpot_s: float) -> float:
         """The margin of a decode: as on its node, at most a quarter of its TPOT. Its client has had
         the token before through the same links.
@@ -120,15 +107,15 @@ def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
     queues = schedule.queues
     if newcomer.queue not in queues:
         queues.append(newcomer.queue)
-    settled = _final_decodes(schedule, newcomer)
-    if sum(seconds / pace_s for _, decodes in settled for seconds, pace_s in decodes) > 1.0:
+    settled_s = _final_decodes(schedule, newcomer)
+    if sum(decode_s / queue.tpot_s for queue, decode_s in settled_s) > 1.0:
         return Verdict.TPOT_EXCEEDED
     for queue in queues:
         queue.predict(LOOKAHEAD_TOKENS)
     now_s = _finish_in_flight(schedule)
     for queue, prompt in schedule.joining:
         queue.prompts.append(prompt)
-    return _Rollout(schedule, newcomer, settled, now_s).run()
+    return _Rollout(schedule, newcomer, settled_s, now_s).run()
 
 
 def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
@@ -171,40 +158,24 @@ def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prom
     return [known or id(prompt) in left for prompt, known in zip(waiting, in_time, strict=True)]
 
 
-_Decodes = Sequence[tuple[float, float]]
-"""Seconds and paces of decodes: of all together, or of each class, the quickest first."""
-
-
-def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueue, _Decodes]]:
-    """The decodes of each run queue once all in it, the newcomer too, are past their prompts."""
+def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueue, float]]:
+    """Seconds of a decode of each run queue once all in it, the newcomer too, are past their
+    prompts.
+    """
     coming: dict[int, list[Prompt]] = {id(newcomer.queue): [newcomer.prompt]}
     for queue, prompt in schedule.joining:
         coming.setdefault(id(queue), []).append(prompt)
     for _, queue, prompt in schedule.after_loads:
         coming.setdefault(id(queue), []).append(prompt)
-    result: list[tuple[RunQueue, _Decodes]] = []
+    result = []
     for queue in schedule.queues:
         batch, tokens = queue.batch, queue.context_tokens
-        joins: list[Prompt] = []
         for first in (*queue.prompts, *coming.get(id(queue), ())):
-            joins += [prompt for prompt in (first, *first.mates) if prompt.decodes]
-        mixed = bool(queue.classes)
-        for prompt in joins:
-            batch += 1
-            tokens += prompt.left + prompt.past
-            mixed = mixed or 0.0 < prompt.tpot_s != queue.tpot_s
-        if not batch:
-            continue
-        decodes: _Decodes | None = None
-        if mixed and schedule.leaves_out:
-            batches = [(part.tpot_s, part.batch, part.context_tokens) for part in queue.parts]
-            batches += [(p.tpot_s or queue.tpot_s, 1, p.left + p.past) for p in joins]
-            there = [each for each in batches if each[1]]
-            decodes = class_decodes_s(there, queue.times.decode_s, LOOKAHEAD_TOKENS)
-        if decodes is None:
-            seconds = queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
-            decodes = [(seconds, queue.tpot_s)]
-        result.append((queue, decodes))
+            decoding = [prompt for prompt in (first, *first.mates) if prompt.decodes]
+            batch += len(decoding)
+            tokens += sum(prompt.left + prompt.past for prompt in decoding)
+        if batch:
+            result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
     return result
 
 
@@ -293,14 +264,13 @@ class _Rollout:
         self,
         schedule: Schedule,
         newcomer: Newcomer,
-        settled: list[tuple[RunQueue, _Decodes]],
+        settled_s: list[tuple[RunQueue, float]],
         now_s: float,
     ) -> None:
         self._schedule = schedule
         self._pool = schedule.pool
         self._newcomer = newcomer
-        self._settled = [(of, *decodes[0]) for of, decodes in settled if len(decodes) == 1]
-        self._by_class = [(of, decodes) for of, decodes in settled if len(decodes) > 1]
+        self._settled_s = settled_s
         self._begun_s = self._now_s = now_s
         coming = [*schedule.after_loads, (newcomer.joins_s, newcomer.queue, newcomer.prompt)]
         self._coming = sorted(coming, key=itemgetter(0))
@@ -330,7 +300,7 @@ class _Rollout:
             if self._coming or self._now_s < self._schedule.slow_until_s:
                 self._skip()
                 self._join()
-            if not self._coming and not self._grows and self._is_settled():
+            if not self._coming and not self._grows and self._settled():
                 return Verdict.PASSES
             verdict = self._step()
             if verdict is not None:
@@ -343,10 +313,8 @@ class _Rollout:
         if self._pool is not None:
             there_s = self._pool.arrivals_s(self._schedule.queues, self._now_s)
         for queue in self._schedule.queues:
-            if queue.classes and self._schedule.leaves_out:
-                queue.weigh()
             start_s = there_s.get(queue.instance_id, self._now_s)
-            end_s = start_s + _slowed_s(self._schedule, start_s, queue.least_s)
+            end_s = start_s + _slowed_s(self._schedule, start_s, queue.decode_s)
             for part in queue.parts:
                 least_s = end_s + self._schedule.decode_margin_s(part.tpot_s)
                 part.owed_s = part.due_s
@@ -404,20 +372,13 @@ class _Rollout:
         if until_s <= now_s:
             return
         queues = [queue for queue in schedule.queues if queue.batch or queue.prompts]
-        decodes_s = [queue.decode_s * slowdown for queue in queues]
+        jobs = [(queue.due_s, queue.decode_s * slowdown, queue.tpot_s) for queue in queues]
+        decodes_s = [decode_s for _, decode_s, _ in jobs]
         round_s = sum(decodes_s)
-        if not queues or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
+        if not jobs or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
             return
         if any(queue.prompts or queue.late_s < inf for queue in queues):
             return
-        jobs: list[Job] = []
-        for queue in queues:
-            if queue.classes and schedule.leaves_out:
-                queue.weigh()
-            of = [(queue.due_s, queue.decode_s, queue.tpot_s)]
-            if queue.leaves_out:
-                of = queue.class_jobs()
-            jobs += [(due_s, seconds * slowdown, pace_s) for due_s, seconds, pace_s in of]
         if not self._in_time(jobs):
             return
         reached = reached_s(jobs, until_s - now_s)
@@ -495,7 +456,7 @@ class _Rollout:
                 return Verdict.DELAYS_RUNNING
         return None
 
-    def _is_settled(self) -> bool:
+    def _settled(self) -> bool:
         """Whether no token can be late from here on, though batches stay and nobody ever ends.
 
         All that is left are decodes, computed in the order of their deadlines, none of which has to
@@ -512,11 +473,7 @@ class _Rollout:
         for queue in self._schedule.queues:  # A generator would take a tenth of a validation.
             if queue.prompts or queue.late_s < inf:
                 return False
-        jobs = [(of.due_s, decode_s, pace_s) for of, decode_s, pace_s in self._settled]
-        for queue, decodes in self._by_class:
-            dues_s = {part.tpot_s: part.due_s for part in queue.parts}
-            jobs += class_jobs(queue.due_s, decodes, [dues_s[pace_s] for _, pace_s in decodes])
-        return self._in_time(jobs)
+        return self._in_time([(of.due_s, decode_s, of.tpot_s) for of, decode_s in self._settled_s])
 
     def _working(self) -> list[RunQueue]:
         return [queue for queue in self._schedule.queues if queue.batch or queue.prompts]

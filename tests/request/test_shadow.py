@@ -175,26 +175,6 @@ def as_values(node: Node) -> list[object]:
     return [*(requests(each) for each in node.instances), of(node.newcomer), joining]
 
 
-def test_a_slower_pace_takes_no_more_decodes_than_it_has_to() -> None:
-    """A decode takes 20 ms for one and 10 ms for each more. Beside one request with a token every
-    0.1 s, which takes a fifth of the time, eight more such ones can be promised, or nearly eighty
-    with one a second, which decode with every tenth of its tokens.
-    """
-    by = times(decode_s=0.02, decode_more_s=0.01)
-
-    def promised(tpot_s: float) -> int:
-        requests = [Request(due_s=1.0, tpot_s=0.1)]
-        for count in range(100):
-            each = Instance(name="a", times=by, tpot_s=0.1, requests=list(requests))
-            newcomer = Request(due_s=60.0, left=10, past=0, tpot_s=tpot_s)
-            if Node(instances=[each], newcomer=newcomer).verdict() is not Verdict.PASSES:
-                return count
-            requests.append(Request(due_s=1.0 + 0.01 * count, tpot_s=tpot_s))
-        raise AssertionError("as many as there are")
-
-    assert (promised(0.1), promised(1.0)) == (8, 77)
-
-
 def test_a_long_prompt_passes_in_chunks_that_others_can_wait_for() -> None:
     # At once, 0.24 s would make b late, which is due at 0.25 and needs 0.1 s. Of the 0.15 s
     # that are left, 120 tokens take 0.12; b decodes until 0.22; the rest until 0.34.

@@ -9,8 +9,6 @@ Parts of decodes count here as well, so that the work due grows evenly from one 
 deadline to the next's. That is at most one decode of each run queue too much.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
 from math import inf
 
 Job = tuple[float, float, float]
@@ -54,77 +52,3 @@ def reached_s(jobs: list[Job], seconds: float) -> float:
         growth += decode_s / tpot_s
         before_s = due_s
     return before_s + (seconds - work_s) / growth
-
-
-Batch = tuple[float, int, int]
-"""Requests of an instance that have one pace: the seconds from one of their tokens to the next, how
-many they are, and the sum of their contexts.
-"""
-CLASSES_MAX = 4
-"""All decode together where there are more paces, for what they add is found by trying all sets of
-them.
-"""
-LEAD_SHARE = 0.25
-"""By so much of its pace a slower class decodes before it has to: its tokens may take longer to
-their clients than those of the quickest (`mesh.request.shadow`, `decode_margin_s`).
-"""
-
-
-def class_decodes_s(
-    batches: Iterable[Batch], decode_s: Callable[[int, float], float], lookahead_tokens: int
-) -> list[tuple[float, float]] | None:
-    """What the decodes of each class take, and its pace, the quickest first: that one decodes in
-    each iteration, and every other adds so much at most to those in which it does, whoever else
-    takes part. Batches of one pace are one class. None where it does not pay, since all together
-    take no more of the time.
-    """
-    classes: dict[float, tuple[int, int]] = {}
-    for pace_s, requests, tokens in batches:
-        before = classes.get(pace_s, (0, 0))
-        classes[pace_s] = before[0] + requests, before[1] + tokens
-    if not 1 < len(classes) <= CLASSES_MAX:
-        return None
-
-    def seconds(paces: Sequence[float]) -> float:
-        requests = sum(classes[pace_s][0] for pace_s in paces)
-        tokens = sum(classes[pace_s][1] for pace_s in paces)
-        return decode_s(requests, tokens / requests + lookahead_tokens)
-
-    first, *slower = sorted(classes)
-    alone_s = seconds([first])
-    added_s = {pace_s: max(seconds([first, pace_s]) - alone_s, 0.0) for pace_s in slower}
-    most = 1.0
-    for count in range(2, len(slower) + 1):
-        for paces in combinations(slower, count):
-            together_s = seconds([first, *paces]) - alone_s
-            apart_s = sum(added_s[pace_s] for pace_s in paces)
-            if together_s > most * apart_s:
-                if not apart_s:
-                    return None
-                most = together_s / apart_s
-    found = [(alone_s, first), *((most * added_s[pace_s], pace_s) for pace_s in slower)]
-    busy = sum(taken_s / pace_s for taken_s, pace_s in found)
-    return found if busy < seconds([first, *slower]) / first else None
-
-
-def class_jobs(
-    due_s: float, decodes_s: Sequence[tuple[float, float]], dues_s: Sequence[float]
-) -> list[Job]:
-    """The decodes of an instance whose first token of all is due at `due_s`, and whose classes take
-    as long as `class_decodes_s` says and are due at `dues_s`. A slower class decodes with the last
-    iteration of the quickest that begins early enough, which is due up to a pace of the quickest
-    before it is.
-    """
-    (alone_s, pace_s), *slower = decodes_s
-    return [
-        (due_s, alone_s, pace_s),
-        *(
-            (class_due_s - lead_s(pace_s, tpot_s), added_s, tpot_s)
-            for (added_s, tpot_s), class_due_s in zip(slower, dues_s[1:], strict=True)
-        ),
-    ]
-
-
-def lead_s(pace_s: float, tpot_s: float) -> float:
-    """A class that is due less than this after the next token of the quickest decodes with it."""
-    return pace_s + LEAD_SHARE * tpot_s

@@ -2,9 +2,7 @@
 
 What the paper leaves open is how long a prompt may hold up everybody else: here a prompt is
 computed in chunks of the size that the headroom of all running requests leaves room for, and a
-request that is late already does not make others late. Nor has it requests of several paces on one
-instance: here those of a slower pace are left out of decodes that would make somebody late with
-them, until their own tokens are due.
+request that is late already does not make others late.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,24 +22,17 @@ class Headroom:
     """Turns in a row that may go to run queues of more headroom, for their deadlines' sake."""
     name: ClassVar[str] = "headroom"
     period: ClassVar[int | None] = None
-    leaves_out: ClassVar[bool] = True
 
     def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         """Where there are but decodes, a turn has as many of them as take `turn_s_max` together, if
         that leaves everybody as much time again.
         """
         for queue in queues:
-            least_s = queue.decode_s
-            if queue.classes:
-                queue.weigh()
-                least_s = queue.least_s
-            if queue.due_s < now_s + least_s:
+            if queue.due_s < now_s + queue.decode_s:
                 queue.sort_out(now_s)
         first = _first_of_decodes(queues)
         if first is None:
             return self._least_headroom(queues, now_s, bounds.prefill_tokens_max)
-        if first.classes and (grant := _decode(first, queues, now_s)).decode is not None:
-            return grant
         if bounds.turn_s_max < 2 * first.decode_s:
             return one_iteration(first, 0)
         # Nobody may be late for it, its own first token included, nor come close to it.
@@ -58,7 +49,7 @@ class Headroom:
         passed: list[RunQueue] = []
         for queue, has_deadline in _by_deadline(working):
             if has_deadline and not queue.prompts:
-                return _decode(queue, working, now_s, passed)
+                return one_iteration(queue, 0, passed)
             spare_s = slack_s(queue, working, now_s)
             tokens = self._chunk_tokens(queue, now_s, spare_s, prefill_tokens_max)
             too_often = queue.passed >= self.passed_max
@@ -68,9 +59,7 @@ class Headroom:
             left_out = bool(queue.prompts) and not tokens
             if (left_out or not (tokens or late_fits)) and queue not in passed:
                 passed.append(queue)
-            if has_deadline and not tokens:
-                return _decode(queue, working, now_s, passed)
-            if tokens or late_fits or too_often:
+            if tokens or has_deadline or late_fits or too_often:
                 return one_iteration(queue, tokens, passed)
         raise AssertionError("with nobody in time to be made late, whoever is first has room")
 
@@ -87,22 +76,6 @@ class Headroom:
 
 
 HEADROOM = Headroom()
-
-
-def _decode(
-    queue: RunQueue, queues: Sequence[RunQueue], now_s: float, passed: Sequence[RunQueue] = ()
-) -> Grant:
-    """A decode of all of it, or of those alone who have to, where the others would make somebody
-    late.
-    """
-    if not queue.leaves_out or queue.decode_s <= slack_s(queue, queues, now_s):
-        return one_iteration(queue, 0, passed)
-    parts = queue.due_parts()
-    if len(parts) == len(queue.classes):
-        return one_iteration(queue, 0, passed)
-    names = tuple([name for part in parts for name in part.running])
-    seconds = queue.decode_s_by(parts)
-    return Grant(queue=queue, prefill=0, seconds=seconds, passed=passed, decode=names)
 
 
 def _first_of_decodes(working: Sequence[RunQueue]) -> RunQueue | None:

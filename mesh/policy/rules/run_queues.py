@@ -13,13 +13,7 @@ from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.slo import next_due_s
 from mesh.domain.steps import Decode
-from mesh.policy.rules.decode_capacity import (
-    Job,
-    class_decodes_s,
-    class_jobs,
-    lead_s,
-    spare_s,
-)
+from mesh.policy.rules.decode_capacity import Job, spare_s
 
 NOBODY = RequestId("")
 """Whoever asks by sums alone names no request."""
@@ -136,11 +130,6 @@ class RunQueue(PaceClass):
     """The seconds since the first of them began."""
     decode_s: float = field(default=0.0, init=False)
     """The time of a decode of the batch as it is; `predict` sets it."""
-    class_decodes: list[tuple[float, float]] | None = field(default=None, init=False)
-    """By the profile alone what the decodes of each of its classes take, and its pace, in the order
-    of `classes` (`class_decodes_s`); None where all decode together. `weigh` sets it.
-    """
-    _weighed: bool = field(default=False, init=False)
     _profiled_s: float = field(default=0.0, init=False)
     """The same by the profile alone."""
     _lookahead_tokens: int = field(default=0, init=False)
@@ -169,51 +158,6 @@ class RunQueue(PaceClass):
         else:
             self._profiled_s = 0.0
         self.decode_s = self._profiled_s * self.times.factor
-        self.class_decodes, self._weighed = None, False
-
-    def weigh(self) -> None:
-        """Set `class_decodes`, for a rule by which classes of a slower pace need not decode each
-        time, and `classes` in order of their paces.
-        """
-        if not self._weighed:
-            self._weighed = True
-            self.classes.sort(key=lambda part: part.tpot_s)
-            batches = [(part.tpot_s, part.batch, part.context_tokens) for part in self.classes]
-            decode_s = self.times.profiled_decode_s
-            self.class_decodes = class_decodes_s(batches, decode_s, self._lookahead_tokens)
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether classes of a slower pace need not decode each time. All do where one is late."""
-        return self.class_decodes is not None and self.late_s == inf
-
-    @property
-    def least_s(self) -> float:
-        """Seconds of the shortest decode that it may have."""
-        if self.class_decodes is None or self.late_s < inf:
-            return self.decode_s
-        return self.class_decodes[0][0] * self.times.factor
-
-    def due_parts(self) -> list[PaceClass]:
-        """The classes that have to decode in its next iteration, where those of a slower pace need
-        not do so each time: the iteration after that would be too late for them.
-        """
-        first, *slower = self.classes
-        until_s, pace_s = first.due_s, first.tpot_s
-        return [first, *(p for p in slower if p.due_s < until_s + lead_s(pace_s, p.tpot_s))]
-
-    def decode_s_by(self, parts: Sequence[PaceClass]) -> float:
-        """Seconds of a decode of these classes."""
-        batch = sum(part.batch for part in parts)
-        tokens = sum(part.context_tokens for part in parts)
-        return self.times.decode_s(batch, tokens / batch + self._lookahead_tokens)
-
-    def class_jobs(self, after: int = 0) -> list[Job]:
-        """The decodes of its classes, where it leaves some out, after so many of all of them."""
-        assert self.class_decodes is not None
-        dues_s = [part.due_s + after * part.tpot_s for part in self.classes]
-        decodes = [(seconds * self.times.factor, pace_s) for seconds, pace_s in self.class_decodes]
-        return class_jobs(min(dues_s), decodes, dues_s)
 
     def decode_s_of(self, requests: int) -> float:
         """Seconds of a decode of so many of the batch."""
@@ -229,10 +173,7 @@ class RunQueue(PaceClass):
 
     def sort_out(self, now_s: float) -> None:
         """Set `due_s` and `late_s` anew, by what a decode that begins now can still keep."""
-        least_s = self.least_s
-        self.sort_dues(now_s + least_s)
-        if least_s < self.decode_s and self.late_s < inf:
-            self.sort_dues(now_s + self.decode_s)  # for all decode then
+        self.sort_dues(now_s + self.decode_s)
 
     def sort_dues(self, done_s: float) -> None:
         """Set `due_s` and `late_s` anew, by what can be kept by tokens that come then."""
@@ -283,9 +224,9 @@ class RunQueue(PaceClass):
         """The classes of those who decode; some are divided for it."""
         if decode is None:
             return () if not self.batch else tuple(self.classes) or (self,)
-        found, names = [], frozenset(decode)
+        found = []
         for part in tuple(self.parts):
-            named = [request_id for request_id in part.running if request_id in names]
+            named = [request_id for request_id in part.running if request_id in decode]
             if named and len(named) < part.batch:
                 if not self.classes:
                     part = self._as_class()
@@ -385,9 +326,7 @@ def slack_s(queue: RunQueue, queues: Sequence[RunQueue], now_s: float) -> float:
     """
     jobs: list[Job] = []
     for other in queues:
-        if other.leaves_out:
-            jobs += other.class_jobs(after=1 if other is queue else 0)
-        elif other.due_s < inf:
+        if other.due_s < inf:
             # Its own tokens of now come with the iteration itself.
             due_s = other.due_s + other.tpot_s if other is queue else other.due_s
             jobs.append((due_s, other.decode_s, other.tpot_s))

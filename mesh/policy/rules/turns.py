@@ -56,9 +56,7 @@ class TurnRule(Protocol):
     period: ClassVar[int | None]
     """Turns of a run queue after which its decodes repeat while nobody comes or goes: by as many,
     shadow validation sees that nobody falls behind. None: all of a run queue decode, by their
-    deadlines, and `decode_capacity` tells; by a rule that has `leaves_out = True`, classes of a
-    slower pace no more often than they have to where time is short. 0: no policy can promise by
-    this rule.
+    deadlines, and `decode_capacity` tells. 0: no policy can promise by this rule.
     """
 
     def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:

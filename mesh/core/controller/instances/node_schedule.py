@@ -28,7 +28,6 @@ from mesh.domain.reasons import Verdict
 from mesh.domain.steps import part_bytes
 from mesh.domain.values import dataclass, replace
 from mesh.memory.station import NEWCOMER, ReservationKind
-from mesh.policy.rules.decode_capacity import class_decodes_s
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, Swap, SwapRule
 from mesh.request.pool import Held, Pool
@@ -451,12 +450,6 @@ def decode_share_with(into: InstanceEntry, now_s: float, *more: RequestEntry) ->
 def _decode_share(
     instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()
 ) -> float:
-    if instance.mixed_slos and getattr(instance.node.turns, "leaves_out", False):
-        work = [request for request in (*_work(instance), *more) if request.pace_s < inf]
-        batches = [(request.pace_s, 1, request.tokens) for request in work]
-        decode_s = times_of(instance, now_s).decode_s
-        if classes := class_decodes_s(batches, decode_s, LOOKAHEAD_TOKENS):
-            return sum(seconds / pace_s for seconds, pace_s in classes)
     paces_s = [instance.pace_s] if _has_work(instance) else []
     return _decode_s(instance, now_s, more) / min((*paces_s, *(r.pace_s for r in more)))
 
