@@ -135,7 +135,7 @@ class NodeLink:
             await asyncio.gather(*map(self._look_at, range(len(self._addresses))))
 
     async def _look_at(self, n: int) -> None:
-        """Ask one address every LOOK_S whether it leads, and tell it which epoch this node obeys."""
+        """Ask one address every LOOK_S whether it leads, and tell it what epoch this node obeys."""
         channel, left_s = dial(self._addresses[n]), LOOK_S
         try:
             while True:
