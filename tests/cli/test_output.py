@@ -216,13 +216,13 @@ def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.INSTANCES, shown)
     assert capsys.readouterr().out == (
         "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  EXPECTED_S  FROM  ON_DEVICE"
-        "   PHASE\n"
+        "  PHASE\n"
         "chat-small-1  cpu0  ready        3         32    1.46        1.25  host  38→50%"
-        "  -\n"
+        "     -\n"
         "chat-small-2  cpu1  loading      0         32    0.50           -  -     -"
-        "           compile 25%\n"
+        "          compile 25%\n"
         "code-1        cpu0  parked       0         32    1.46        1.25  host  100%"
-        "        -\n"
+        "       -\n"
     )
 
 
