@@ -501,10 +501,9 @@ def test_a_request_is_seen_told_whole_and_cancelled(
     assert {"wait", "decode"} <= {event["name"] for event in trace["traceEvents"]}
 
 
-def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot_and_its_model_is_profiled(
+def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot(
     page: Any, cell: Cell, refused: set[str]
 ) -> None:
-    """Until it is deleted: how long a survey takes is up to what else its machine does."""
     refused |= {"404", "503"}
     with MeshClient(cell.address) as client:
         spec = replace(spec_of(cell, "vectors"), task=Task.EMBED, context_tokens_max=64)
@@ -520,9 +519,6 @@ def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot_and_its_model_is_p
             assert "output tokens" not in page.locator("main").inner_text()
             show(page, "#/deployments/vectors")
             page.locator("svg.times").wait_for()  # one, since it decodes nothing
-            page.get_by_role("button", name="profile", exact=True).click()
-            page.get_by_text("profile …").wait_for()
-            page.locator(".lines").get_by_text("measure iteration times").first.wait_for()
         finally:
             client.delete(DeploymentName("vectors"))
 
