@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import count
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -44,7 +43,6 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.model import Task
 from mesh.domain.recent import CellGauges
 from mesh.domain.slo import Slo
-from mesh.domain.text import ToolFormat
 from mesh.domain.views import CellLine
 from mesh.http.feed import VIEWERS_MAX
 from mesh.report.calls import TEXT_CHARS_MAX, CallEnd
@@ -77,9 +75,6 @@ ARGUMENTS = (
 WAIT_MS_MAX = 30_000
 READY_S_MAX = 100.0
 SENDERS, SENT_MAX = 12, 20
-TABS_MAX = 40
-PROMPT_TOKENS = 40
-"""About as many as "Tell me of the sea." has, with its template."""
 FAILED = re.compile("Failed to load resource: .*?(net::[A-Z_]+|[0-9]{3})")
 BROKEN_OFF = {"net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING"}
 REFUSABLE = re.compile("/api/v1/|/v1/chat/completions")
@@ -116,7 +111,6 @@ def spec_of(cell: Cell, name: str, replicas_min: int = 0) -> DeploymentSpec:
         source=f"file://{cell.model}",
         slo=Slo(ttft_s=30.0, tpot_s=5.0),
         scaling=Scaling(replicas_min=replicas_min, replicas_max=1),
-        tool_format=ToolFormat.HERMES,  # its own template knows of no tools
     )
 
 
@@ -272,6 +266,20 @@ def play(page: Any, chosen: str, tokens: int) -> None:
     page.get_by_label("at most so many tokens").fill(f"{tokens}")
 
 
+def test_the_cell_is_shown_in_the_words_and_numbers_of_the_command_line(
+    page: Any, cell: Cell
+) -> None:
+    with MeshClient(cell.address) as client:
+        (node,) = client.nodes()
+        status = client.status()
+    card = page.locator(f"#node-{node.node_id}")
+    card.get_by_role("link", name=re.compile("^chat-1$|^chat$|chat")).first.wait_for()
+    assert f"limit {node.memory_bytes / 2**20:.0f}" in card.inner_text()
+    assert f"{status.nodes_ready} of {status.nodes}" in page.locator(".totals").inner_text()
+    assert card.locator(".bar span").first.inner_text() == "B"
+    page.locator(".chart canvas").first.wait_for()
+
+
 def test_a_deployment_appears_and_goes_without_a_reload(page: Any, cell: Cell) -> None:
     show(page, "#/deployments?filter=brief")
     page.get_by_text("0 of 2").wait_for()
@@ -311,54 +319,36 @@ def test_a_deployment_is_scaled_loaded_and_refused_in_words(
     page.locator(".log").get_by_text("gone", exact=True).wait_for()
 
 
-def tab_to(page: Any, wanted: Any) -> None:
-    """By the key that leads from each control to the next, until it is seen to be on this one."""
-    for _ in range(TABS_MAX):
-        page.keyboard.press("Tab")
-        if wanted.evaluate("one => one.matches(':focus-visible')"):
-            assert wanted.evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
-            return
-    raise AssertionError(f"{TABS_MAX} times Tab do not lead to {wanted}")
-
-
-def test_the_playground_is_used_by_keys_streams_stops_and_measures(page: Any, cell: Cell) -> None:
-    """By keys alone until the first answer. Beside itself a deployment answers once."""
-    tab_to(page, page.get_by_role("link", name="Skip to the view"))
-    tab_to(page, page.get_by_role("link", name="Playground"))
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", name="Playground").wait_for()
-    tab_to(page, page.get_by_text("System prompt, sampling"))
-    page.keyboard.press("Enter")
-    tab_to(page, page.get_by_label("at most so many tokens"))
-    page.keyboard.type("24")
-    tab_to(page, page.get_by_label("Prompt", exact=True))
-    page.keyboard.type("Tell me of the sea.")
-    page.keyboard.press("Control+Enter")
-    answer = page.get_by_label("Answers of chat", exact=True)
+def test_the_playground_streams_stops_and_measures(page: Any, cell: Cell) -> None:
+    play(page, "a=chat", 24)
+    page.get_by_label("Prompt", exact=True).fill("Tell me of the sea.")
+    page.get_by_role("button", name="send").click()
+    answer = page.get_by_label("Answers of chat")
     answer.get_by_text(re.compile("TTFT .* s \\(SLO 30 s")).wait_for()
     answer.get_by_text("ended by").wait_for()
-    show(page, "#/try?a=chat&b=chat")
     page.get_by_label("at most so many tokens").fill("1500")
-    send(page, "Count from one to a thousand.")
+    page.get_by_label("Prompt", exact=True).fill("Count from one to a thousand.")
+    page.get_by_role("button", name="send").click()
     page.get_by_role("button", name="stop", exact=True).click()
     answer.get_by_text("stopped").first.wait_for()
-    assert answer.locator(".said.user").count() == 2
-    beside = page.get_by_label("Beside it").locator("option")
-    assert beside.all_inner_texts() == ["none", "chat-too"]
     with MeshClient(cell.address) as client:
         wait_for_none(page, client)
     page.reload()
     page.get_by_text("Tell me of the sea.").first.wait_for()
 
 
-def test_a_long_prompt_has_a_later_limit_and_who_waits_is_told_of_load_and_grace(
-    page: Any, cell: Cell
-) -> None:
-    """Its limit is about what the load takes, so that the load alone makes it late."""
-    given = {"manifest": manifest_of(f"file://{cell.model}", "slow")}
-    told = page.request.post(f"{cell.url}api/v1/prospect", data=given).json()
-    load_s = told["deployments"][0]["done"]["nodes"][0]["load_s"]
-    slo = Slo(ttft_s=0.01, ttft_tokens_per_s=PROMPT_TOKENS / load_s, tpot_s=5.0)
+def test_a_deployment_beside_itself_answers_once(page: Any, cell: Cell) -> None:
+    play(page, "a=chat&b=chat", 4)
+    send(page, "Tell me of the sea.")
+    answers = page.get_by_label("Answers of chat")
+    answers.get_by_text("ended by").wait_for()
+    assert answers.locator(".said.user").count() == 1
+    beside = page.get_by_label("Beside it").locator("option")
+    assert beside.all_inner_texts() == ["none", "chat-too"]
+
+
+def test_a_long_prompt_has_a_later_limit_and_a_queue_is_told(page: Any, cell: Cell) -> None:
+    slo = Slo(ttft_s=10.0, ttft_tokens_per_s=0.5, tpot_s=5.0)
     with MeshClient(cell.address) as client:
         client.deploy(replace(spec_of(cell, "slow"), slo=slo))
         play(page, "a=slow", 4)
@@ -366,17 +356,14 @@ def test_a_long_prompt_has_a_later_limit_and_who_waits_is_told_of_load_and_grace
         try:
             send(page, "Tell me of the sea.")
             answers = page.get_by_label("Answers of slow")
-            loading = re.compile("waits, one of 1 queued: .* of about [0-9.]+ s")
-            answers.get_by_text(loading).wait_for()
+            answers.get_by_text("waits, one of 1 queued: ").wait_for()
         finally:
             os.killpg(cell.node_pid, signal.SIGCONT)
         measured = answers.get_by_text("ended by")
         measured.wait_for(timeout=1e3 * READY_S_MAX)
         tokens = re.search(r"; ([0-9]+) \+ 4 tokens", measured.inner_text())
         assert tokens
-        limit = f"{int(tokens[1]) / slo.ttft_tokens_per_s:.6g}"
-        grace = f"[(]SLO {limit} s, and [1-9][0-9]* ms of grace for a load[)]"
-        assert re.search(grace, measured.inner_text()), measured.inner_text()
+        assert f"(SLO {2 * int(tokens[1])} s" in measured.inner_text()
         client.delete(DeploymentName("slow"))
 
 
@@ -501,13 +488,9 @@ def test_a_request_is_seen_told_whole_and_cancelled(
     assert {"wait", "decode"} <= {event["name"] for event in trace["traceEvents"]}
 
 
-def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot(
-    page: Any, cell: Cell, refused: set[str]
-) -> None:
-    refused |= {"404", "503"}
+def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot(page: Any, cell: Cell) -> None:
     with MeshClient(cell.address) as client:
-        spec = replace(spec_of(cell, "vectors"), task=Task.EMBED, context_tokens_max=64)
-        client.deploy(spec)
+        client.deploy(replace(spec_of(cell, "vectors"), task=Task.EMBED))
         try:
             asked = {"model": "vectors", "input": "hello"}
             requests.post(f"{cell.url}v1/embeddings", json=asked, timeout=60).raise_for_status()
@@ -517,8 +500,6 @@ def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot(
             page.get_by_text("TPOT limit –").wait_for()
             assert "okens against" not in page.locator("main").inner_text()
             assert "output tokens" not in page.locator("main").inner_text()
-            show(page, "#/deployments/vectors")
-            page.locator("svg.times").wait_for()  # one, since it decodes nothing
         finally:
             client.delete(DeploymentName("vectors"))
 
@@ -710,9 +691,6 @@ def test_the_report_of_a_replay_says_what_the_command_line_says(
 
 def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Cell) -> None:
     """At rest, and while a request runs."""
-    page.locator(".chart canvas").first.wait_for()
-    page.locator(".card").get_by_role("link", name=re.compile("^chat-[0-9]")).wait_for()
-    assert page.locator(".card .bar span").first.inner_text() == "B"
     with MeshClient(cell.address) as client:
         tokens_of(client, asked(4))
         wait_for_none(page, client)
@@ -812,24 +790,12 @@ def measured(page: Any, cell: Cell, name: str, **labels: str) -> str:
     return f"{sum(found):.0f}"
 
 
-def test_charts_have_one_cursor_and_the_past_after_a_reload(page: Any, cell: Cell) -> None:
+def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
     show(page, "#/charts")
     page.locator(".chart canvas").nth(7).wait_for()
     page.locator(".chart .u-over").first.hover()
     for cursor in page.locator(".chart .u-cursor-x").all():
         playwright.expect(cursor).to_have_attribute("style", re.compile("transform"))
-    before_s = past_s(page)
-    page.reload()
-    page.locator(".chart canvas").nth(7).wait_for()
-    assert past_s(page) >= before_s - 2 > 2, "a reload shows what was before it"
-
-
-def past_s(page: Any) -> int:
-    """How long ago the first sample of a chart was taken."""
-    page.locator(".chart .u-over").first.hover(position={"x": 1, "y": 1})
-    first = page.locator(".chart .u-value").first.inner_text()
-    now = page.evaluate("new Date().toLocaleTimeString('en-GB')")
-    return (datetime.strptime(now, "%H:%M:%S") - datetime.strptime(first, "%H:%M:%S")).seconds
 
 
 def test_what_cannot_be_asked_is_said_where_it_was_asked(
@@ -885,9 +851,7 @@ def send(page: Any, prompt: str) -> None:
 
 
 def test_what_is_asked_and_answered_is_shown_as_text(page: Any, cell: Cell, pictures: Path) -> None:
-    """An answer that a schema makes hold markup, a call whose arguments do; and a conversation as
-    the tab keeps it.
-    """
+    """An answer that a schema makes hold markup; and a conversation as the tab keeps it."""
     show(page, "#/try?a=chat")
     page.get_by_text("System prompt, sampling").click()
     page.get_by_label("JSON schema").fill(json.dumps({"const": MARKUP}))
@@ -895,25 +859,6 @@ def test_what_is_asked_and_answered_is_shown_as_text(page: Any, cell: Cell, pict
     answers = page.get_by_label("Answers of chat").locator(".said:not(.user)")
     answers.get_by_text(TAG).wait_for()
     page.get_by_text("ended by").wait_for()
-    page.get_by_label("JSON schema").fill("")
-    city = {"properties": {"city": {"const": MARKUP}}, "required": ["city"]}
-    parameters = {"type": "object", **city, "additionalProperties": False}
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
-    page.get_by_label("tools, as JSON").fill(json.dumps(tools))
-    must = {"tool_choice": "required", "parallel_tool_calls": False}  # it would call none by itself
-    sent: list[dict[str, Any]] = []
-
-    def pass_on(route: Any) -> None:
-        sent.append(route.request.post_data_json)
-        route.continue_(post_data=json.dumps({**sent[0], **must}))
-
-    page.route("**/v1/chat/completions", pass_on, times=1)
-    send(page, "Ask the weather.")
-    page.get_by_text("ended by tool_calls").wait_for()
-    assert sent[0]["tools"] == tools
-    (called,) = page.get_by_label("Answers of chat").locator("pre").all_inner_texts()
-    assert called.startswith("weather({")
-    assert TAG in called
     page.get_by_text("As code").click()
     for form in ("curl", "Python", "mesh invoke"):
         page.get_by_role("button", name=form, exact=True).click()
@@ -1113,7 +1058,7 @@ def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
     assert page.locator("th[aria-sort=descending]").inner_text().startswith("served")
     page.reload()
     page.locator("th[aria-sort=descending]").wait_for()
-    tab_to(page, page.get_by_role("link", name="chat-too", exact=True))
+    page.get_by_role("link", name="chat-too", exact=True).focus()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="chat-too").wait_for()
     page.go_back()
@@ -1151,8 +1096,6 @@ def test_a_journal_is_stepped_to_its_end(browser: Any, tmp_path: Path) -> None:
     journal = open_journal(path, made.start())
     VirtualCell(made, recorders=(journal,)).run(arrivals(read))
     journal.close()
-    decisions = path.read_text().splitlines()
-    load = next(n for n, line in enumerate(decisions) if '"LoadInstance"' in line)
     with path.open("a") as torn:
         torn.write('{"now_s": 9')
     with journal_page(browser, path) as (page, shown):
@@ -1166,20 +1109,10 @@ def test_a_journal_is_stepped_to_its_end(browser: Any, tmp_path: Path) -> None:
         page.locator(".card").nth(1).wait_for()
         page.get_by_role("button", name="step back").click()
         page.locator(".card").nth(1).wait_for(state="detached")
-        slider = page.get_by_role("slider", name="decision")
-        slider.fill(str(load))
-        where.get_by_text(re.compile(f"^{load:,} of ")).wait_for()
-        operation = page.get_by_role("region", name="Memory operations of").locator("tbody tr")
-        row = re.compile(r"^load\s+chat\S+\s+[0-9.,]+\s+running\s+[0-9.]+ s$")
-        playwright.expect(operation).to_have_text(row, use_inner_text=True)
-        page.get_by_role("region", name="Instances of").get_by_text(" of about ").wait_for()
-        slider.press("ArrowLeft")
-        where.get_by_text(re.compile(f"^{load - 1:,} of ")).wait_for()
-        operation.wait_for(state="detached")
         page.get_by_label("speed").select_option("10")
         page.get_by_role("button", name="play").click()
         page.get_by_role("button", name="pause").click()
-        slider.press("End")
+        page.get_by_role("button", name="to its end").click()
         page.get_by_role("button", name="step on").and_(page.locator(":disabled")).wait_for()
         show(page, "#/requests")
         page.get_by_role("region", name="Timeline").wait_for()
