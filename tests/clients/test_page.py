@@ -319,6 +319,11 @@ def test_a_deployment_is_scaled_loaded_and_refused_in_words(
     page.locator(".log").get_by_text("gone", exact=True).wait_for()
 
 
+def never_ends(route: Any) -> None:
+    """The model does not end the answer by itself, as it may at any token."""
+    route.continue_(post_data={**route.request.post_data_json, "ignore_eos": True})
+
+
 def test_the_playground_streams_stops_and_measures(page: Any, cell: Cell) -> None:
     play(page, "a=chat", 24)
     page.get_by_label("Prompt", exact=True).fill("Tell me of the sea.")
@@ -327,6 +332,7 @@ def test_the_playground_streams_stops_and_measures(page: Any, cell: Cell) -> Non
     answer.get_by_text(re.compile("TTFT .* s \\(SLO 30 s")).wait_for()
     answer.get_by_text("ended by").wait_for()
     page.get_by_label("at most so many tokens").fill("1500")
+    page.route("**/v1/chat/completions", never_ends)
     page.get_by_label("Prompt", exact=True).fill("Count from one to a thousand.")
     page.get_by_role("button", name="send").click()
     page.get_by_role("button", name="stop", exact=True).click()
