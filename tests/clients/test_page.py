@@ -335,7 +335,7 @@ def test_the_playground_streams_stops_and_measures(page: Any, cell: Cell) -> Non
     page.route("**/v1/chat/completions", never_ends)
     page.get_by_label("Prompt", exact=True).fill("Count from one to a thousand.")
     page.get_by_role("button", name="send").click()
-    page.get_by_role("button", name="stop", exact=True).click()
+    page.get_by_role("button", name="stop", exact=True).press("Enter")  # it moves with the text
     answer.get_by_text("stopped").first.wait_for()
     with MeshClient(cell.address) as client:
         wait_for_none(page, client)
