@@ -45,8 +45,7 @@ class CoBaseline(CoLocated):
             server = self._chosen(request, servers, cell)
             refusable = self.refuses_late and not request.accepted
             if refusable and _is_hopeless(request, server, cell):
-                message = f"{server.instance_id} could not have its first token in time"
-                yield Refuse(request=request, message=message)
+                yield _too_late(request, server)
                 return
             yield Join(request=request, instance=server)
         for node in cell.starts():
@@ -80,8 +79,7 @@ class ApartBaseline(CoLocated):
                 server = min(servers, key=lambda of: (prompt_tokens(of, cell), of.instance_id))
             refusable = self.refuses_late and not request.accepted
             if refusable and not is_in_time(request, server, cell, APART):
-                message = f"{server.instance_id} could not have its first token in time"
-                yield Refuse(request=request, message=message)
+                yield _too_late(request, server)
                 return
             yield Join(request=request, instance=server)
         for node in cell.starts():
@@ -130,6 +128,11 @@ def iteration_s(server: InstanceView, cell: CellView) -> tuple[float, int]:
     those the smallest is the least.
     """
     return cell.prompts_s(server.node) + cell.decode_s(server), server.batch
+
+
+def _too_late(request: RequestView, server: InstanceView) -> Refuse:
+    message = f"{server.instance_id} could not have its first token in time"
+    return Refuse(request=request, message=message)
 
 
 def _is_hopeless(request: RequestView, server: InstanceView, cell: CellView) -> bool:
