@@ -99,7 +99,8 @@ class NodeLink:
                         await self._hurry.wait()
         finally:
             looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await looking
 
     async def _connect(self, address: str) -> MeshError:
         """One connection from dial to end: why it ended."""
@@ -132,7 +133,9 @@ class NodeLink:
         more.
         """
         if len(self._addresses) > 1:
-            await asyncio.gather(*map(self._look_at, range(len(self._addresses))))
+            async with asyncio.TaskGroup() as looks:
+                for n in range(len(self._addresses)):
+                    looks.create_task(self._look_at(n))
 
     async def _look_at(self, n: int) -> None:
         """Ask one address every LOOK_S whether it leads, and tell it what epoch this node obeys."""

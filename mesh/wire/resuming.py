@@ -261,6 +261,7 @@ class LeaderWatch:
         channels: list[grpc.Channel] = []
         looks: dict[int, Any] = {}
         due_s, missed = [0.0] * len(self._addresses), [0] * len(self._addresses)
+        lead: set[int] = set()
         answered = threading.Event()
         try:
             channels += [dial_blocking(address) for address in self._addresses]
@@ -273,12 +274,12 @@ class LeaderWatch:
                         looks[n].add_done_callback(lambda _: answered.set())
                 answered.wait(min((at_s - now_s for at_s in due_s if at_s > now_s), default=LOOK_S))
                 answered.clear()
-                said = {n: looked(looks.pop(n)) for n in sorted(looks) if looks[n].done()}
-                lead = {n for n, one in said.items() if one is Look.LEADS}
                 # One look may have failed; one that was deposed may say that it leads, still; and
                 # one that says that it does not lets its answers end.
-                for n, one in said.items():
-                    missed[n] = 0 if one in (Look.LEADS, Look.FOLLOWS) else missed[n] + 1
+                for n in [n for n in looks if looks[n].done()]:
+                    said = looked(looks.pop(n))
+                    (lead.add if said is Look.LEADS else lead.discard)(n)
+                    missed[n] = 0 if said in (Look.LEADS, Look.FOLLOWS) else missed[n] + 1
                 hung = {n for n, looks_missed in enumerate(missed) if looks_missed > 1}
                 with self._lock:
                     open_ = list(self._open.values()) if lead and hung else []
