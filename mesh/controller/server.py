@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
@@ -103,6 +104,8 @@ SERVICES = (
 
 HELD_MAX = 8_192
 """Looks that wait at one time for a standby to lead; others are answered at once."""
+HELD_EACH_TURN = 32
+"""Of them so many are answered in a turn of the loop: who has waited comes at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -117,26 +120,40 @@ class Health(health.HealthServicer):  # type: ignore[misc]
         super().__init__()
         self.why_not: Callable[[Any], str] = lambda context: ""
         """Why the node of a call must not obey this controller; empty where it may."""
-        self.leads = asyncio.Event()
-        """Set once this controller takes calls."""
-        self._held = 0
-        """Looks that wait for that."""
+        self._leads = False
+        self._held: dict[asyncio.Future[None], None] = {}
+        """Looks that wait until this controller leads, the oldest first."""
+
+    def lead(self) -> None:
+        """This controller takes calls: answer the looks that wait for that."""
+        self._leads = True
+        for held in [*islice(self._held, HELD_EACH_TURN)]:
+            del self._held[held]
+            if not held.done():
+                held.set_result(None)
+        if self._held:
+            asyncio.get_running_loop().call_soon(self.lead)
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802
-        waits = WAITS in (context.invocation_metadata() or ())
-        if waits and not self.leads.is_set() and self._held < HELD_MAX:
-            self._held += 1
-            try:
-                # The answer has to come to the caller in time, too.
-                async with asyncio.timeout(min(LOOK_S, (context.time_remaining() or inf) / 2)):
-                    await self.leads.wait()
-            except TimeoutError:
-                pass
-            finally:
-                self._held -= 1
+        if WAITS in (context.invocation_metadata() or ()):
+            await self._hold(context)
         if self.why_not(context):
             return health_pb2.HealthCheckResponse(status="NOT_SERVING")
         return await super().Check(request, context)
+
+    async def _hold(self, context: Any) -> None:
+        """Wait until this controller leads, as long as its answer comes to the caller in time."""
+        if self._leads or len(self._held) >= HELD_MAX:
+            return
+        held = asyncio.get_running_loop().create_future()
+        self._held[held] = None
+        try:
+            async with asyncio.timeout(min(LOOK_S, (context.time_remaining() or inf) / 2)):
+                await held
+        except TimeoutError:
+            pass
+        finally:
+            self._held.pop(held, None)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "health is not watched here: use Check")
@@ -470,7 +487,7 @@ class Served(ABC, Generic[Event, Action]):
             started.instead = None  # before its health says that it leads: nodes come then
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._health.leads.set()
+        self._health.lead()
 
     async def _start_http(self, http: "HttpServer") -> None:
         from mesh.http.app import application, shared
