@@ -21,7 +21,7 @@ from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import usage_by
 from mesh.domain.values import replace
-from mesh.domain.views import Arrivals, CellSnapshot, Deployed, NodeSnapshot, RequestSnapshot
+from mesh.domain.views import Arrivals, CellSnapshot, Deployed, RequestSnapshot
 from mesh.report.plain import plain
 from mesh.runtime.operator import Operator, Replies
 from mesh.v1 import control_pb2 as pb
@@ -144,11 +144,15 @@ class Control(ControlServicer):
     async def ListDeployments(
         self, request: pb.ListDeploymentsRequest, context: Any
     ) -> pb.ListDeploymentsResponse:
-        deployments = [to_wire(one, pb.Deployment) for one in self._snapshot().deployments]
-        return pb.ListDeploymentsResponse(deployments=deployments)
+        snapshot = self._calls.snapshot()
+        deployments = [to_wire(one, pb.Deployment) for one in snapshot.deployments]
+        nodes = request.nodes and caller().role is Role.ADMIN
+        return pb.ListDeploymentsResponse(
+            deployments=deployments, nodes=self._nodes(snapshot) if nodes else ()
+        )
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
-        return pb.ListNodesResponse(nodes=[to_wire(one, pb.Node) for one in self._nodes()])
+        return pb.ListNodesResponse(nodes=self._nodes(self._calls.snapshot()))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
         status = self._viewed.status(self._snapshot(), self._viewed.batches())
@@ -196,8 +200,9 @@ class Control(ControlServicer):
             async for event in watch:
                 await context.write(to_wire(event, pb.CellEvent))
 
-    def _nodes(self) -> tuple[NodeSnapshot, ...]:
-        return with_starting(self._snapshot().nodes, self._viewed.starting())
+    def _nodes(self, snapshot: CellSnapshot) -> list[pb.Node]:
+        nodes = with_starting(snapshot.nodes, self._viewed.starting())
+        return [to_wire(one, pb.Node) for one in nodes]
 
     def _snapshot(self) -> CellSnapshot:
         return self._calls.snapshot()

@@ -99,18 +99,20 @@ class CellLink:
         self._channels = {address: dial(address) for address in addresses}
         self._looking = {address: dial(address) for address in addresses}
         """Looks and lists have a connection of their own: calls may fill the other one."""
-        self._led_since: dict[str, int] = {}
-        """In which order those that say that they lead began to: the last one leads."""
-        self._began = 0
+        self._said: dict[str, Look] = {}
+        """What each address answered last."""
+        self._lead: list[str] = []
+        """Those that say that they lead, and have not been silent for long, as they began to."""
         self._answered_s = -inf
         """When the one that leads, or did last, has said so."""
         self._last = ""
         """The address that led last."""
-        self._drains = False
-        """That one answers, and says that it takes no further calls."""
+        self._shown: str | None = None
+        """Who leads, as it was logged last."""
         self._hurry = asyncio.Event()
         self._refused: Unavailable | None = None
         """Why nobody leads it, where somebody answers that is no controller as it is asked."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def _led_by_none(self) -> str:
@@ -144,53 +146,78 @@ class CellLink:
     def hurry(self) -> None:
         """Look at once: a call to it has broken."""
         self._hurry.set()
+        self._hurry.clear()
 
     async def close(self) -> None:
         for channel in (*self._channels.values(), *self._looking.values()):
             await channel.close(None)
 
     async def watch(self) -> None:
-        """Look at it, until cancelled."""
-        listing: asyncio.Task[None] | None = None
-        explaining: asyncio.Task[None] | None = None
-        shown: str | None = None
+        """Look at each address by itself, until cancelled: none waits for one that hangs."""
         try:
-            while True:
-                begun_s = self._clock.now_s()
-                self._hurry.clear()
-                led, self.leader = self.leader, await self._who_leads()
-                if self.leader != shown:
-                    shown = self.leader
-                    self.version += 1
-                    said = (
-                        f"is led by {self.leader}"
-                        if self.leader
-                        else f"is away: {self._led_by_none}"
-                    )
-                    logger.info("%s %s", self.name, said)
-                    self._refused = None
-                    if explaining is not None:
-                        explaining.cancel()
-                    if not self.leader:
-                        explaining = asyncio.create_task(self._explain())
-                    if listing is not None:
-                        listing.cancel()  # it asks the one that led before
-                        listing = None
-                if not self.leader:
-                    self._tell(CellSilent(cell=self.name, drains=self._drains))
-                    self.looked.set()
-                else:
-                    self._tell(CellSeen(cell=self.name, leader=self.leader))
-                    due = led != self.leader or self._clock.now_s() >= self._next_s
-                    if due and (listing is None or listing.done()):
-                        listing = asyncio.create_task(self.list())
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(begun_s + LOOK_S - self._clock.now_s()):
-                        await self._hurry.wait()
+            async with asyncio.TaskGroup() as looks:
+                for address in self._looking:
+                    looks.create_task(self._look_at(address))
         finally:
-            for task in (listing, explaining):
-                if task is not None:
-                    task.cancel()
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _look_at(self, address: str) -> None:
+        """Every LOOK_S, and at once where a call has broken. What the one that leads serves is
+        asked for in the place of a look.
+        """
+        hurries = False
+        while True:
+            begun_s = self._clock.now_s()
+            if hurries or not self._is_to_be_listed(address):
+                self._note(address, await look(self._looking[address], WAITS))
+            if self._is_to_be_listed(address):
+                self._tasks["list"] = asyncio.create_task(self.list())
+            hurries = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(begun_s + LOOK_S - self._clock.now_s()):
+                    hurries = await self._hurry.wait()
+
+    def _is_to_be_listed(self, address: str) -> bool:
+        listing = self._tasks.get("list")
+        due = self._clock.now_s() >= self._next_s and (listing is None or listing.done())
+        return address == self.leader and due
+
+    def _note(self, address: str, answer: Look) -> None:
+        """What an address answers. Of several that say that they lead the one that began last does,
+        since the others may not know yet that they were followed. Where that one does not answer,
+        nobody leads for a while: another that says so still would answer for it.
+        """
+        self._said[address], now_s = answer, self._clock.now_s()
+        silent = answer is Look.SILENT and now_s - self._answered_s <= TAKEOVER_S_MAX
+        if answer is Look.LEADS and address not in self._lead:
+            if self._lead:
+                others = ", ".join(self._lead)
+                logger.warning("%s is led by %s, as it says, and by %s", self.name, address, others)
+            self._lead.append(address)
+        elif answer is not Look.LEADS and not silent and address in self._lead:
+            self._lead.remove(address)
+        last = self._lead[-1] if self._lead else ""
+        leader = last if self._said.get(last) is Look.LEADS else ""
+        if not leader and len(self._said) < len(self._looking):
+            return
+        self.leader = leader
+        if leader != self._shown:
+            self._shown = leader
+            self.version += 1
+            said = f"is led by {leader}" if leader else f"is away: {self._led_by_none}"
+            logger.info("%s %s", self.name, said)
+            self._refused, self._next_s = None, 0.0
+            for task in self._tasks.values():  # they ask the one that led before, or why none did
+                task.cancel()
+            self._tasks = {} if leader else {"explain": asyncio.create_task(self._explain())}
+        if not leader:
+            drains = self._said.get(self._last) is Look.FOLLOWS
+            self._tell(CellSilent(cell=self.name, drains=drains))
+            self.looked.set()
+        elif address == leader:
+            self._last, self._answered_s = leader, now_s
+            self._tell(CellSeen(cell=self.name, leader=leader))
 
     async def _explain(self) -> None:
         """Look why nobody leads it: TLS may fail, or another service answer."""
@@ -199,59 +226,6 @@ class CellLink:
             if refused is not None:
                 logger.warning("%s: %s", self.name, refused.message)
                 self._refused = refused
-
-    async def _who_leads(self) -> str:
-        """The address of the controller that leads: of several that say so the one that began last,
-        since the others may not know yet that they were followed. Where that one does not answer,
-        nobody leads for a while: another that says so still would answer for it.
-        """
-        answers = await self._looks()
-        for at, answer in answers.items():
-            if answer is Look.LEADS and at not in self._led_since:
-                self._began += 1
-                if self._led_since:
-                    others = ", ".join(self._led_since)
-                    logger.warning("%s is led by %s, as it says, and by %s", self.name, at, others)
-                self._led_since[at] = self._began
-            elif answer in (Look.FOLLOWS, Look.GONE):
-                self._led_since.pop(at, None)
-        now_s, order = self._clock.now_s(), sorted(self._led_since, key=self._since, reverse=True)
-        if order and answers[order[0]] is not Look.LEADS:
-            self._drains = False
-            if now_s - self._answered_s <= TAKEOVER_S_MAX:
-                return ""
-            order = [at for at in order if answers[at] is Look.LEADS]
-        if order:
-            self._last, self._answered_s = order[0], now_s
-            return self._last
-        self._drains = answers.get(self._last) is Look.FOLLOWS
-        return ""
-
-    async def _looks(self) -> dict[str, Look]:
-        """What each address answers. It ends early where another controller begins to lead, where
-        the leader leads no longer, or where a call has broken while it does: those that have not
-        answered then count as silent.
-        """
-        asked = {
-            at: asyncio.create_task(look(channel, WAITS)) for at, channel in self._looking.items()
-        }
-        hurry = asyncio.create_task(self._hurry.wait())
-        waits, decided = {hurry, *asked.values()}, False
-        try:
-            while waits - {hurry} and not decided:
-                _, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                said = {at: task.result() for at, task in asked.items() if task.done()}
-                begun = [at for at in said if said[at] is Look.LEADS and at not in self._led_since]
-                led = said.get(self._last) if self._last in self._led_since else None
-                decided = bool(begun) or led not in (None, Look.LEADS)
-                decided = decided or (led is Look.LEADS and hurry.done())
-        finally:
-            for task in waits:
-                task.cancel()
-        return {at: said.get(at, Look.SILENT) for at in asked}
-
-    def _since(self, address: str) -> int:
-        return self._led_since[address]
 
     async def list(self) -> None:
         """Ask who leads for all deployments and nodes. A controller that ends meanwhile is found by
@@ -265,14 +239,11 @@ class CellLink:
     async def _list(self, leader: str) -> None:
         began_s = self._clock.now_s()
         stub, shown = ControlStub(self._looking[leader]), credentials().metadata
-        limits: dict[str, Any] = {"timeout": UNARY_S_MAX, "metadata": shown}
+        asked = pb.ListDeploymentsRequest(nodes=True)
         try:
-            deployments, nodes = await asyncio.gather(
-                stub.ListDeployments(pb.ListDeploymentsRequest(), **limits),
-                stub.ListNodes(pb.ListNodesRequest(), **limits),
-            )
-            found = [view_from_wire(one, DeploymentSnapshot) for one in deployments.deployments]
-            found_nodes = [view_from_wire(one, NodeSnapshot) for one in nodes.nodes]
+            told = await stub.ListDeployments(asked, timeout=UNARY_S_MAX, metadata=shown)
+            found = [view_from_wire(one, DeploymentSnapshot) for one in told.deployments]
+            found_nodes = [view_from_wire(one, NodeSnapshot) for one in told.nodes]
         except (grpc.aio.AioRpcError, MeshError) as error:
             said = explained(self.name, error) if isinstance(error, grpc.aio.AioRpcError) else error
             logger.warning("%s cannot be looked at: %s", self.name, said.message)
@@ -287,8 +258,8 @@ class CellLink:
         self.version += 1
         self.listed = True
         self._tell(CellSeen(cell=self.name, leader=leader, look=look_of(found, self.nodes)))
-        now_s = self._clock.now_s()
-        self._next_s = now_s + max(LIST_S, (now_s - began_s) / LIST_SHARE_MAX)
+        took_s = self._clock.now_s() - began_s
+        self._next_s = began_s + max(LIST_S, took_s / LIST_SHARE_MAX)
 
     async def asked(self, method: str, request: Any, *shown: tuple[str, str]) -> Any:
         """The answer to a call of an operator's, as the front's or for whom `shown` names. Raises

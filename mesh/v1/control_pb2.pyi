@@ -320,12 +320,17 @@ Global___GetDeploymentRequest: _TypeAlias = GetDeploymentRequest  # noqa: Y015
 class ListDeploymentsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NODES_FIELD_NUMBER: _builtins.int
+    nodes: _builtins.bool
+    """Whether an operator is to be told the nodes, too: a front looks at both together."""
     def __init__(
         self,
+        *,
+        nodes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,16 +341,20 @@ class ListDeploymentsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEPLOYMENTS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def deployments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Deployment]: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     def __init__(
         self,
         *,
         deployments: _abc.Iterable[Global___Deployment] | None = ...,
+        nodes: _abc.Iterable[Global___Node] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,12 +6,19 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.controller.registry import Database, RegistryWrites, SqliteRegistry
+from mesh.controller.server import Health
 from mesh.domain.errors import StorageError
+from mesh.wire.access import Gate
+from mesh.wire.channel import bind
+from mesh.wire.leader import WAITS
+from mesh.wire.serving import Guard
 from tests.support.postgres_server import USER, PostgresServer, binaries
 
 LEAD_S_MAX = 60.0
@@ -91,6 +98,46 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, cell: str) -> Opened:
             await registry.end()
 
     return in_file
+
+
+class Saying(Health):
+    """What says whether it leads, and nothing else; or hangs. It counts who looks, and who waits
+    for it to lead.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.address, self.hangs = "", False
+        self.looks = self.waited = 0
+
+    async def say(self, *, leads: bool) -> None:
+        status = "SERVING" if leads else "NOT_SERVING"
+        value = health_pb2.HealthCheckResponse.ServingStatus.Value(status)
+        for service in ("", "mesh.v1.Inference"):
+            await self.set(service, value)
+        if leads:
+            self.lead()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802
+        self.looks += 1
+        self.waited += WAITS in context.invocation_metadata()
+        while self.hangs:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return await super().Check(request, context)
+
+
+@asynccontextmanager
+async def saying(gate: Gate | None = None) -> AsyncIterator[Saying]:
+    health, server = Saying(), grpc.aio.server(interceptors=[Guard(gate)])
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    health.address = bind(server, "127.0.0.1:0", None)
+    await server.start()
+    await health.say(leads=False)
+    try:
+        yield health
+    finally:
+        health.hangs = False
+        await server.stop(None)
 
 
 async def written(write: Callable[..., None], *what: object) -> None:

@@ -283,7 +283,10 @@ def test_answers_go_on_behind_it_and_no_new_call_fails_when_one_is_killed(
             else:
                 edge.controllers[leader(edge)].kill()
             new = replace(ASKED, max_tokens=3, ignore_eos=True)
-            calls = [threads.submit(lambda: list(client.invoke(new))) for _ in range(CALLS)]
+            calls = [
+                threads.submit(lambda: list(client.invoke(new, timeout_s=WAIT_S_MAX)))
+                for _ in range(CALLS)
+            ]
             for answer in answers:
                 answer.finished()
                 assert answer.token_ids == unbroken.token_ids
@@ -339,7 +342,7 @@ def test_what_a_leader_refuses_is_asked_once(tmp_path: Path) -> None:
         with MeshClient(edge.grpc) as client:
             edge.until(lambda: all(n.state is not NodeState.READY for n in client.nodes()))
             with pytest.raises(Refused) as refused:
-                list(client.invoke(ASKED))
+                list(client.invoke(ASKED, timeout_s=WAIT_S_MAX))
             assert refused.value.reason is RefusalReason.NO_NODE
         with pytest.raises(requests.HTTPError, match="503"):
             edge.complete()
@@ -361,7 +364,7 @@ def test_what_a_front_that_stops_refuses_another_answers(tmp_path: Path) -> None
             edge.fronts[0].terminate()
             edge.until(lambda: refuses(edge.front_addresses[0]))
             for again in (
-                lambda: list(client.invoke(replace(ASKED, max_tokens=2))),
+                lambda: list(client.invoke(replace(ASKED, max_tokens=2), timeout_s=WAIT_S_MAX)),
                 lambda: edge.complete(max_tokens=2),
             ):
                 before = edge.retries()

@@ -14,10 +14,8 @@ from typing import Any
 import grpc
 import pytest
 import requests
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.controller.keys import KeyBook
-from mesh.controller.server import Health
 from mesh.core.front import ranked
 from mesh.domain.access import TenantLimits
 from mesh.domain.deployment import DeploymentSpec, Scaling
@@ -45,13 +43,13 @@ from mesh.front.server import FrontConfig, serve
 from mesh.runtime.clock import LoopClock
 from mesh.v1 import control_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
-from mesh.wire.channel import bind
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
 from mesh.wire.errors import error_of
 from mesh_workloads.generating import LLM_MESH, generate
 from mesh_workloads.scaling import Scale
 from mesh_workloads.trace import Arrival as Call
+from tests.cluster.conftest import saying
 from tests.controller.live import SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 from tests.controller.test_access import A, B, Keys, made_keys, showing
 from tests.e2e.forked import Forked
@@ -328,7 +326,7 @@ async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
         assert (await front.ask(admin.get, SPEC.name)).spec.tenant == A
         assert await front.ask(b.list) == ()
         with pytest.raises(NotFound):
-            await front.ask(lambda: list(b.invoke(asking())))
+            await front.ask(lambda: list(b.invoke(asking(), timeout_s=WAIT_S_MAX)))
         with pytest.raises(AlreadyExists):
             await front.ask(b.deploy, spec)
         # A name that is another tenant's in one cell is nobody else's through a front.
@@ -341,15 +339,15 @@ async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
             await front.ask(a.deploy, own)
         with pytest.raises(Forbidden):
             await front.ask(a.nodes)
-        *_, last = await front.ask(lambda: list(a.invoke(asking())))
+        *_, last = await front.ask(lambda: list(a.invoke(asking(), timeout_s=WAIT_S_MAX)))
         assert isinstance(last, Finished)
         (used,) = await front.ask(a.usage)
         assert (used.tenant, used.requests) == (A, 1)
         assert await front.ask(b.usage) == ()
         keys.book.limit(A, TenantLimits(requests_per_s=0.01))
-        await front.ask(lambda: list(a.invoke(asking())))
+        await front.ask(lambda: list(a.invoke(asking(), timeout_s=WAIT_S_MAX)))
         with pytest.raises(Refused) as told:
-            await front.ask(lambda: list(a.invoke(asking())))
+            await front.ask(lambda: list(a.invoke(asking(), timeout_s=WAIT_S_MAX)))
         assert told.value.reason is RefusalReason.TENANT_LIMIT
         # Keys are made and revoked at the cells: the front has a copy.
         shown = {"Authorization": f"Bearer {keys.admin}"}
@@ -370,7 +368,7 @@ async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
             cells[name].stop.set()
         await front.until(lambda: not [n for n in admin.nodes() if n.state is NodeState.READY])
         with pytest.raises(NotFound):
-            await front.ask(lambda: list(b.invoke(asking())))
+            await front.ask(lambda: list(b.invoke(asking(), timeout_s=WAIT_S_MAX)))
 
 
 def _as_another(address: str, keys: Keys) -> None:
@@ -429,26 +427,6 @@ async def test_a_front_whose_cells_do_not_answer_says_so(
         assert (await edge.chat()).status_code == 503
 
 
-@asynccontextmanager
-async def controller() -> AsyncIterator[tuple[str, Any]]:
-    """What says whether it leads, and nothing else."""
-    server, health = grpc.aio.server(), Health()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    address = bind(server, "127.0.0.1:0", None)
-    await server.start()
-
-    async def say(status: str) -> None:
-        await health.set(
-            "mesh.v1.Inference", health_pb2.HealthCheckResponse.ServingStatus.Value(status)
-        )
-
-    await say("NOT_SERVING")
-    try:
-        yield address, say
-    finally:
-        await server.stop(None)
-
-
 async def test_of_two_that_say_that_they_lead_a_cell_the_one_that_began_last_does() -> None:
     told: list[CellSeen | CellSilent] = []
 
@@ -460,21 +438,49 @@ async def test_of_two_that_say_that_they_lead_a_cell_the_one_that_began_last_doe
     def led_by(at: str) -> Any:
         return lambda one: isinstance(one, CellSeen) and one.leader == at
 
-    async with controller() as (x, says_x), AsyncExitStack() as stack:
-        y, says_y = await stack.enter_async_context(controller())
-        link = CellLink(CELLS[0], [y, x], LoopClock(asyncio.get_running_loop()), told.append)
+    async with saying() as x, AsyncExitStack() as stack:
+        y = await stack.enter_async_context(saying())
+        both = [y.address, x.address]
+        link = CellLink(CELLS[0], both, LoopClock(asyncio.get_running_loop()), told.append)
         watch = asyncio.create_task(link.watch())
-        await says_x("SERVING")
-        await until(led_by(x))
-        await says_y("SERVING")  # X does not know yet that it was followed
-        await until(led_by(y))
+        await x.say(leads=True)
+        await until(led_by(x.address))
+        await y.say(leads=True)  # X does not know yet that it was followed
+        await until(led_by(y.address))
         await stack.aclose()
-        await until(led_by(x))
-        await says_x("NOT_SERVING")
+        await until(led_by(x.address))
+        await x.say(leads=False)
         await until(lambda one: isinstance(one, CellSilent) and one.drains)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
         await link.close()
+
+
+async def test_a_new_leader_is_found_while_the_old_one_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mesh.wire.leader.LOOK_S_MAX", WAIT_S_MAX)
+    async with saying() as x, saying() as y:
+        both = [x.address, y.address]
+        link = CellLink(CELLS[0], both, LoopClock(asyncio.get_running_loop()), lambda _: None)
+        watch = asyncio.create_task(link.watch())
+        await x.say(leads=True)
+        await until_led(link, x.address)
+        x.hangs, looks = True, y.looks
+        async with asyncio.timeout(WAIT_S_MAX / 2):
+            while y.looks < looks + 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await y.say(leads=True)
+        await until_led(link, y.address)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await link.close()
+
+
+async def until_led(link: CellLink, at: str) -> None:
+    async with asyncio.timeout(WAIT_S_MAX / 2):
+        while link.leader != at:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_an_operators_call_waits_for_a_leader_that_answered_just_now(
@@ -483,23 +489,19 @@ async def test_an_operators_call_waits_for_a_leader_that_answered_just_now(
     monkeypatch.setattr("mesh.front.cells.TAKEOVER_S_MAX", WAIT_S_MAX)
     request = control_pb2.GetStatusRequest()
 
-    async def until_led(link: CellLink, at: str) -> None:
-        async with asyncio.timeout(WAIT_S_MAX):
-            while link.leader != at:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-    async with controller() as (at, says):
+    async with saying() as one:
+        at = one.address
         link = CellLink(CELLS[0], [at], LoopClock(asyncio.get_running_loop()), lambda _: None)
         with pytest.raises(Unavailable, match="is away"):
             await link.asked("GetStatus", request)
         watch = asyncio.create_task(link.watch())
-        for status, leader in (("SERVING", at), ("NOT_SERVING", "")):
-            await says(status)
+        for leader in (at, ""):
+            await one.say(leads=bool(leader))
             await until_led(link, leader)
         assert not link.away
         asked = asyncio.create_task(link.asked("GetStatus", request))
         await asyncio.sleep(0)
-        await says("SERVING")
+        await one.say(leads=True)
         with pytest.raises(Unavailable, match="did not answer: Method not found"):
             await asked
         watch.cancel()
