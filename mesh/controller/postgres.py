@@ -114,7 +114,7 @@ class PostgresRegistry(LeaseKeeper):
 
     def __init__(self, url: str, *, holder: str) -> None:
         super().__init__(Place(url), holder)
-        self._copy = Tables("", self.place, remedy=DAMAGED_HINT)
+        self._copy, self.changed = Tables("", self.place, remedy=DAMAGED_HINT), asyncio.Event()
         self._versions: dict[str, dict[tuple[Any, ...], str]] = {table: {} for table in TABLES}
         self._version = -1
         """The count of writes that its copy holds."""
@@ -286,6 +286,7 @@ class PostgresRegistry(LeaseKeeper):
             return
         if changed.changes:
             await asyncio.to_thread(self._copy.apply, changed.changes)
+            self.changed.set()
         self._versions, self._version = changed.versions, changed.version
 
     async def _read_changes(self, connection: Any) -> _Changed:

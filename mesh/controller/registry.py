@@ -286,6 +286,13 @@ class Tables:
                 self._valid(Deployment, body, f"deployment under {name!r}") for name, body in rows
             )
 
+    def models(self, most: int) -> dict[ModelId, DeploymentName]:
+        """The models that serve, so many at most, each with a deployment that has it."""
+        asked = "SELECT model_id, min(name) FROM deployments GROUP BY model_id ORDER BY 2 LIMIT ?"
+        with self._explained("read"):
+            rows = self._connection.execute(asked, (most,)).fetchall()
+        return {ModelId(model_id): public_name(DeploymentName(name)) for model_id, name in rows}
+
     def profiles(self) -> tuple[Profile, ...]:
         """All of them, by model and fingerprint: they outlive the deployments of their models. One
         that cannot be read is logged and left out: a node measures it again by itself.
@@ -436,7 +443,7 @@ class SqliteRegistry(Tables):
         self.path, self.place = folder / FILE_NAME, str(folder)
         make_folder(folder)
         super().__init__(self.path, str(self.path))
-        self.leads, self.deposed = asyncio.Event(), asyncio.Event()
+        self.leads, self.deposed, self.changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.leads.set()
         self.failure: MeshError | None = None
         self.handed_over = False
@@ -531,6 +538,8 @@ class Database(Protocol):
     leads: asyncio.Event
     deposed: asyncio.Event
     """Set once another controller leads, or this one never can."""
+    changed: asyncio.Event
+    """Set where `tables` got what another controller has written."""
     failure: MeshError | None
     """Why it never can."""
     handed_over: bool

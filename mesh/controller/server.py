@@ -42,7 +42,7 @@ from mesh.controller.operations import Operations
 from mesh.controller.registry import Database, RegistryWrites, SqliteRegistry, make_folder
 from mesh.controller.replaying import Replaying
 from mesh.controller.tenants import TenantMeter
-from mesh.controller.tokenizers import Tokenizers
+from mesh.controller.tokenizers import CODECS_MAX, Tokenizers
 from mesh.controller.usage import HOURS_KEPT, UsageBook, UsageMeter
 from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
@@ -216,6 +216,7 @@ async def serve(
             address = bind(server, config.listen, config.tls)
             http = bound_http(config, opened)
             database = await _opened_registry(config, address)
+            tokenizers = Tokenizers(find=database.tables.text, pool=TextPool())
             try:
                 usage = _opened_usage(config, opened)
                 stood_by = not database.leads.is_set()
@@ -223,7 +224,11 @@ async def serve(
                     await _begin_to_stand_by(database, guard, access.gate, server, http, health_)
                     if stands_by is not None:
                         stands_by()
-                    await first_of(ending, database.leads, database.deposed)
+                    warming = asyncio.create_task(_keep_warm(tokenizers, database))
+                    try:
+                        await first_of(ending, database.leads, database.deposed)
+                    finally:
+                        warming.cancel()
                     if database.failure is not None:
                         raise database.failure
                 if ending.is_set():
@@ -232,7 +237,8 @@ async def serve(
                 start = await asyncio.to_thread(_start_on, database, config)
                 core = await asyncio.to_thread(controller_core, start)
                 controller = Controller(
-                    config, ending, opened, access, database, health_, start, core, usage
+                    *(config, ending, opened, access, database, health_, start, core, usage),
+                    tokenizers,
                 )
                 await controller.start(server, http, guard if stood_by else None)
                 at = http.address if http else None
@@ -251,6 +257,7 @@ async def serve(
                     await controller.stop(server, http)
                     logger.info("stopped")
             finally:
+                await tokenizers.close()
                 await database.end()
         finally:
             await server.stop(None)
@@ -326,6 +333,14 @@ async def _begin_to_stand_by(
 
         http.start(standing_by(instead, gate))
     logger.info("stands by; %s leads", database.leader() or "none")
+
+
+async def _keep_warm(tokenizers: Tokenizers, database: Database) -> None:
+    """Have the tokenizers of what is deployed built while this one stands by."""
+    while True:
+        database.changed.clear()
+        tokenizers.warm_all(await asyncio.to_thread(database.tables.models, CODECS_MAX))
+        await database.changed.wait()
 
 
 async def first_of(*events: asyncio.Event) -> None:
@@ -551,7 +566,6 @@ class Served(ABC, Generic[Event, Action]):
         self._stopped = True
         await self._end()
         self._viewed.threads.close()
-        await self._tokenizers.close()
 
     @abstractmethod
     def _shut_down(self) -> None:
@@ -594,6 +608,7 @@ class Controller(Served[ControllerEvent, ControllerAction]):
         start: ControllerStart,
         core: ControllerCore,
         used: UsageBook,
+        tokenizers: Tokenizers,
     ) -> None:
         super().__init__(config, ending, opened, access, health_)
         self._run = start.epoch
@@ -611,7 +626,7 @@ class Controller(Served[ControllerEvent, ControllerAction]):
             payer=lambda r: self._gateway.payer(r),
             charged=lambda r: self._gateway.charged_before(r),
         )
-        self._tokenizers = Tokenizers(find=tables.text, pool=TextPool())
+        self._tokenizers = tokenizers
         self._links = NodeLinks(
             post=self._post,
             epoch=CellEpoch(database.epoch, database.cell),

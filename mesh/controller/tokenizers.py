@@ -259,6 +259,13 @@ class Tokenizers:
         if model_id not in self._building and len(self._building) < self._codecs_max:
             self._start(model_id).add_done_callback(lambda done: _log_failure(done, name))
 
+    def warm_all(self, deployed: Mapping[ModelId, DeploymentName]) -> None:
+        """The same of each of these models; what was built of others goes."""
+        for model_id in [one for one in self._building if one not in deployed]:
+            del self._building[model_id]
+        for model_id, name in deployed.items():
+            self.warm(model_id, name)
+
     async def close(self) -> None:
         """End the child processes, and wait for the build under way: a thread cannot be stopped."""
         await self._pool.close()

@@ -212,6 +212,7 @@ class Front(Served[FrontEvent, FrontAction]):
             await asyncio.gather(self._watch, return_exceptions=True)
         self._calls.close()
         await self._cells.close()
+        await self._tokenizers.close()
 
     def _watched(self, watch: "asyncio.Task[None]") -> None:
         """A front that looks at its cells no more ends: its core has no other clock."""

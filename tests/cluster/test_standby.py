@@ -2,9 +2,12 @@
 
 import asyncio
 import sys
+import time
 import urllib.error
 import urllib.request
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,30 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.cli.verbs.state import copied
-from mesh.controller.server import Controller, ControllerConfig, serve
+from mesh.controller.registry import Tables
+from mesh.controller.server import HELD_EACH_TURN, Controller, ControllerConfig, Health, serve
+from mesh.domain.access import Caller, Role
 from mesh.domain.errors import Unavailable
+from mesh.domain.ids import CellName, ModelId
+from mesh.domain.invocation import Finished, Invocation, TextPrompt
+from mesh.domain.text import TextAssets
+from mesh.front.cells import CellLink
+from mesh.runtime.clock import LoopClock
 from mesh.runtime.lease import LEASE_S
-from mesh.runtime.link_life import NO_EPOCH, CellEpoch
+from mesh.runtime.link_life import LOOK_S, NO_EPOCH, CellEpoch
+from mesh.wire.access import Gate
 from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.connection import Connection, shown
 from mesh.wire.credentials import Credentials
 from mesh.wire.leader import WAITS, Look, look
-from tests.cluster.conftest import LEAD_S_MAX, leading, until
+from mesh.wire.resuming import LeaderWatch, ResumedAnswer
+from tests.cluster.conftest import LEAD_S_MAX, leading, saying, until, within
 from tests.controller.live import HELLO, PATIENT, SPEC, FakeNode, LiveCell, live_cell
 from tests.controller.test_access import made_keys, showing
 from tests.e2e.live_cell import free_port
 from tests.support.postgres_server import PostgresServer
+from tests.wire.test_link import Ends
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -279,3 +292,115 @@ async def test_a_node_follows_a_registry_that_is_copied_to_a_file_and_back_and_n
     assert first.number < second.number < third.number
     assert first.cell == second.cell == third.cell
     assert await joined("newer", NO_EPOCH) == NO_EPOCH, "whoever begins anew has these nodes, too"
+
+
+@pytest.mark.parametrize("keys", [False, True])
+async def test_a_look_waits_for_one_that_stands_by_to_lead_and_no_longer_than_it_may(
+    keys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.wire.leader.LOOK_S_MAX", LEAD_S_MAX)
+    gate = Gate(lambda _: Caller(role=Role.NODE)) if keys else None
+    async with saying(gate) as one, dial(one.address) as channel:
+        begun_s = time.monotonic()
+        assert await look(channel, WAITS) is Look.FOLLOWS
+        assert LOOK_S <= time.monotonic() - begun_s < LEAD_S_MAX
+        monkeypatch.setattr("mesh.controller.server.LOOK_S", LEAD_S_MAX)
+        waits = asyncio.create_task(look(channel, WAITS))
+        await until(lambda: one.looks == 2)
+        await asyncio.sleep(2 * LOOK_S)
+        assert not waits.done()
+        await one.say(leads=True)
+        assert await waits is Look.LEADS
+
+
+async def test_who_has_waited_is_not_answered_all_in_one_turn() -> None:
+    class Looking:
+        """One of many, as gRPC tells of it."""
+
+        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+            return (WAITS,)
+
+        def time_remaining(self) -> float:
+            return LEAD_S_MAX
+
+    health, asked = Health(), health_pb2.HealthCheckRequest()
+    looks = [asyncio.create_task(health.Check(asked, Looking())) for _ in range(4 * HELD_EACH_TURN)]
+    await asyncio.sleep(0)
+    health.lead()
+    ended = [0]
+    async with asyncio.timeout(LEAD_S_MAX):
+        while ended[-1] < len(looks):
+            await asyncio.sleep(0)
+            ended.append(sum(one.done() for one in looks))
+    assert max(b - a for a, b in pairwise(ended)) <= HELD_EACH_TURN
+    assert not health._held
+
+
+@asynccontextmanager
+async def a_front_looks(both: list[str]) -> AsyncIterator[None]:
+    link = CellLink(CellName("a"), both, LoopClock(asyncio.get_running_loop()), lambda _: None)
+    watch = asyncio.create_task(link.watch())
+    yield
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    await link.close()
+
+
+@asynccontextmanager
+async def a_node_looks(both: list[str]) -> AsyncIterator[None]:
+    ends = Ends(",".join(both))
+    yield
+    await ends.stop()
+
+
+@asynccontextmanager
+async def a_client_looks(both: list[str]) -> AsyncIterator[None]:
+    watch, answer = LeaderWatch(both), object.__new__(ResumedAnswer)
+    with watch.watched(answer):
+        yield
+
+
+@pytest.mark.parametrize("who", [a_front_looks, a_node_looks, a_client_looks])
+async def test_who_looks_for_the_leader_of_several_waits_for_the_next_one(who: Any) -> None:
+    async with saying() as x, saying() as y:
+        async with who([x.address, y.address]):
+            await until(lambda: x.looks + y.looks > 0)
+        assert x.waited + y.waited == x.looks + y.looks
+
+
+async def test_one_that_stands_by_has_the_tokenizers_of_what_its_leader_deploys(
+    server: PostgresServer, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each controller reads the texts of the model once, and this one before it leads."""
+    state, at, read = server.url(cell), free_address(), []
+    stop, ready, stands = (asyncio.Event() for _ in range(3))
+    config = ControllerConfig(listen=at, home=tmp_path / "two", state=state, limits=PATIENT)
+    text = Tables.text
+
+    def noted(tables: Tables, model_id: ModelId) -> TextAssets | None:
+        read.append(tables)
+        return text(tables, model_id)
+
+    monkeypatch.setattr(Tables, "text", noted)
+    async with live_cell(tmp_path / "one", state=state) as first:
+        second = asyncio.create_task(serve(config, lambda *_: ready.set(), stop, stands.set))
+        await within(stands)
+        await first.deployed()
+        await until(lambda: len(read) == 2)
+        assert read[0] is not read[1]
+        assert not ready.is_set()
+    await within(ready)
+    two = LiveCell(at, stop, second, None)
+    try:
+        await two.node()
+        asked = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="hi"), max_tokens=3)
+        *_, last = await two.answer(asked)
+        assert isinstance(last, Finished)
+        assert last.prompt_tokens == 2
+        assert len(read) == 2
+    finally:
+        for node in two.nodes:
+            await node.leave()
+        two.client.close()
+        stop.set()
+        await second

@@ -91,6 +91,16 @@ async def test_the_least_used_codec_goes_first() -> None:
         assert shelf.found == [ONE, TWO, THREE, TWO]
 
 
+async def test_what_is_deployed_no_more_leaves_its_room_to_what_is() -> None:
+    name = DeploymentName("chat")
+    async with opened(one=tiny_assets(), two=templated("2"), three=templated("3")) as shelf:
+        for models in ((ONE, TWO), (TWO, THREE)):
+            shelf.tokenizers.warm_all(dict.fromkeys(models, name))
+            for model in models:
+                await shelf.tokenizers.tokens(model, HI)
+        assert shelf.found == [ONE, TWO, THREE]
+
+
 async def test_a_model_without_texts_is_asked_for_again() -> None:
     async with opened() as shelf:
         for _ in range(2):
