@@ -104,7 +104,7 @@ class _Many:
         self.context = context
         self.calls: dict[int, asyncio.Task[None]] = {}
         self.told: Mailbox[pb.CallTold] = Mailbox(2 * CALLS_MAX)
-        """One of each call at most: see `tell`."""
+        """Two of each call at most: see `_OneOfMany`."""
         self._written = asyncio.Event()
         """What is in the mailbox has been written."""
 
@@ -117,12 +117,10 @@ class _Many:
         self.calls[number] = task = asyncio.ensure_future(call)
         task.add_done_callback(lambda _: self.calls.pop(number))
 
-    async def tell(self, told: pb.CallTold) -> None:
-        """Return once it is written: the call's next events wait in the gateway, which bounds
-        them.
-        """
+    def tell(self, told: pb.CallTold) -> asyncio.Event:
+        """What is set once it is written."""
         self.told.put(told)
-        await self._written.wait()
+        return self._written
 
     async def write(self) -> None:
         while told := await self.told.take():
@@ -139,6 +137,9 @@ class _OneOfMany:
         self._many = many
         self._number = order.call
         self._made_for = order.made_for
+        self._written = asyncio.Event()
+        """Set once what it told last is written."""
+        self._written.set()
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         of_stream = tuple(self._many.context.invocation_metadata() or ())
@@ -152,14 +153,21 @@ class _OneOfMany:
 
     async def write(self, response: pb.InvokeResponse) -> None:
         # A message that is too large ends this call, not the stream.
-        await self._many.tell(bounded(pb.CallTold(call=self._number, response=response)))
+        await self._tell(bounded(pb.CallTold(call=self._number, response=response)))
 
     async def abort(
         self, code: object, details: str, metadata: Iterable[tuple[str, str | bytes]]
     ) -> None:
         said = {k: v.encode() if isinstance(v, str) else v for k, v in metadata}
         status = pb.CallStatus(details=details, metadata=said)
-        await self._many.tell(pb.CallTold(call=self._number, status=status))
+        await self._tell(pb.CallTold(call=self._number, status=status))
+
+    async def _tell(self, told: pb.CallTold) -> None:
+        """Return once what came before it is written: what comes at the same time goes together,
+        and the call's next events wait in the gateway, which bounds them.
+        """
+        before, self._written = self._written, self._many.tell(told)
+        await before.wait()
 
 
 def _by_size(told: Iterable[pb.CallTold]) -> Iterator[list[pb.CallTold]]:

@@ -379,6 +379,10 @@ class FrontCells:
         return any(name in link.deployments for link in self.links.values())
 
     def spec(self, name: DeploymentName) -> DeploymentSpec | None:
+        """That by which it is served, or else what is known of it."""
+        found = self._core.model(name)
+        if found is not None:
+            return self.links[found[0]].serving[name].spec
         return next(iter(self.specs(name).values()), None)
 
     def specs(self, name: DeploymentName) -> dict[CellName, DeploymentSpec]:

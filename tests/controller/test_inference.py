@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from mesh.controller.gateway import GatewayLimits
-from mesh.controller.inference import WRITE_BYTES_MAX, _Many
+from mesh.controller.inference import WRITE_BYTES_MAX, _Many, _OneOfMany
 from mesh.domain.errors import Cancelled, InvalidInput, MeshError, NotFound, Refused
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, Finished, Invocation, Tokens
@@ -114,18 +114,23 @@ async def test_what_comes_while_a_message_is_written_is_told_in_the_next() -> No
 
     stream = _Many(Context())
     writing = asyncio.create_task(stream.write())
-    large = pb.CallTold(call=9, response=event_to_wire(tokens("x" * WRITE_BYTES_MAX)))
-    telling = [asyncio.create_task(stream.tell(pb.CallTold(call=n))) for n in (1, 2, 3)]
+    one, other, third = (_OneOfMany(stream, pb.CallOrder(call=n)) for n in (1, 2, 9))
+    piece, large = (event_to_wire(tokens(text)) for text in ("x", "x" * WRITE_BYTES_MAX))
+
+    async def tell(call: _OneOfMany) -> None:
+        for _ in range(3):
+            await call.write(piece)
+
+    telling = [asyncio.create_task(tell(call)) for call in (one, other)]
     await asyncio.sleep(0.01)
     telling[0].cancel()  # what waits with it is not
-    telling += [asyncio.create_task(stream.tell(one)) for one in (large, pb.CallTold(call=4))]
-    await asyncio.sleep(0.01)
-    assert written == [[1, 2, 3]]
+    await third.write(large)
+    assert written == [[1, 1, 2, 2]], "the third waits until the first is written"
     free.set()
-    await asyncio.gather(*telling[1:])
-    assert written == [[1, 2, 3], [9], [4]]
+    await telling[1]
     stream.told.close()
     await writing
+    assert written == [[1, 1, 2, 2], [9], [2]]
 
 
 def tokens(text: str) -> Tokens:
