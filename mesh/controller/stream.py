@@ -211,10 +211,13 @@ class ClientStream:
         for one in told:
             match one:
                 case DeliverTokens(outputs=outputs):
-                    tokens = _joined(tokens, outputs, self.request)
+                    # The end may come alone, after the last token.
+                    tells = outputs.token_ids or outputs.text or self._first_s is None
+                    tokens = _joined(tokens, outputs, self.request) if tells else tokens
                     if outputs.finish is not None:
                         self.finished = True
-                        yield tokens
+                        if tokens is not None:
+                            yield tokens
                         yield self._finished(outputs.finish, one)
                         return
                 case TellWaiting():

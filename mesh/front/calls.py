@@ -201,9 +201,13 @@ class FrontCalls:
             self.drop(DropCall(request_id=ask.request_id, attempt=ask.attempt))
             self._post(_ended(ask, told_of))
             return
+        told_on = CellTold(request_id=ask.request_id, attempt=ask.attempt, told=event)
         if isinstance(event, Finished):
             del self._open[told.call]
-        self._post(CellTold(request_id=ask.request_id, attempt=ask.attempt, told=event))
+            # The client gets the tokens that have come with it first.
+            asyncio.get_running_loop().call_soon(self._post, told_on)
+        else:
+            self._post(told_on)
 
     def _broke(self, stream: _Stream, error: Exception | None) -> None:
         """End each call of a stream that has ended."""

@@ -107,7 +107,7 @@ async def test_what_is_told_together_goes_to_each_call_and_its_end_is_its_own() 
     async with before(answer) as front:
         front.ask(1, 2, 3)
         front.calls.drop(DropCall(request_id=RequestId("r9"), attempt=9))
-        token, failed, last, malformed = await front.until(4)
+        token, failed, malformed, last = await front.until(4)
         assert isinstance(token, CellTold)
         assert (token.request_id, token.attempt) == ("r1", 1)
         assert isinstance(failed, CellEnded)
