@@ -14,10 +14,14 @@ difference of the round's medians), and `relayed_per_s`, the tokens that a front
 of its processor time at 800 a second; `resting_ms_per_s` is what it computes before one cell while
 nobody asks. With `--standby` a second such cell has its registry in PostgreSQL and a controller
 that stands by: `ttft_standby_ms` and `token_standby_ms` say how much more that takes than the
-first. It wants PostgreSQL's `initdb`, and the extra `cluster`.
+first. It wants PostgreSQL's `initdb`, and the extra `cluster`. With `--ray`, too, that cell has an
+agent which `mesh fleet` keeps on a Ray of two machines; it wants the extra `ray`, and a network and
+processes of its own, as root: `unshare --net --uts --pid --fork --kill-child --mount-proc sh -c 'ip
+link set lo up && exec "$@"' sh .venv-ray/bin/python -m bench front --standby --ray`.
 """
 
 import asyncio
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -50,6 +54,8 @@ from mesh.domain.request import Request
 from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.leader import Look, look
+from tests.e2e.live_cell import SETTLED
+from tests.ray.machines import RayMachines
 from tests.support.postgres_server import PostgresServer, binaries
 
 HOMES = 2
@@ -119,7 +125,7 @@ def rate(core: FrontCore, looks: list[CellSeen], names: int, requests: int) -> f
     return requests / (time.process_time() - began_s)
 
 
-def fronted(rounds: int, standby: bool) -> tuple[dict[str, list[Round]], float]:
+def fronted(rounds: int, standby: bool, ray: bool) -> tuple[dict[str, list[Round]], float]:
     """Rounds of each contender; the first round warms up. The processor time is the front's in its
     own and the controller's in the others. Then the front's of a second in which nobody asks in ms.
     """
@@ -131,6 +137,8 @@ def fronted(rounds: int, standby: bool) -> tuple[dict[str, list[Round]], float]:
         if standby:
             other = opened.enter_context(standby_cell())
             deployed(other.address, [SPEC])
+            if ray:
+                opened.enter_context(fleet_of(other))
             asks["standby"] = other.address, _controller(other)
         found: dict[str, list[Round]] = {name: [] for name in asks}
         for number, name, (address, process) in in_turn(asks, rounds, warm_ups=1):
@@ -148,15 +156,17 @@ def _controller(cell: LocalCell) -> psutil.Process:
 
 
 @contextmanager
-def front_before(cell: LocalCell) -> Iterator[tuple[str, psutil.Process]]:
-    """A front's address and its process."""
+def front_before(
+    cell: LocalCell, name: DeploymentName = NAME
+) -> Iterator[tuple[str, psutil.Process]]:
+    """A front's address and its process, once it serves a deployment of this name."""
     at = free_address("127.0.0.1:0")
     options = ("--cells", f"cell={cell.address}", "--listen", at, "--http", "off")
     with tempfile.TemporaryDirectory() as folder:
         home = ("--home", folder)
         front = children.start("front", "mesh.front", (*options, *home), Path(folder) / "front.log")
         try:
-            wait_until(lambda: _serves(at), "the front does not serve", cell=cell)
+            wait_until(lambda: _serves(at, name), "the front does not serve", cell=cell)
             yield at, psutil.Process(front.process.pid)
         finally:
             children.stop([front])
@@ -185,15 +195,35 @@ def standby_cell() -> Iterator[LocalCell]:
         yield cell
 
 
+@contextmanager
+def fleet_of(cell: LocalCell) -> Iterator[None]:
+    """A Ray that runs an agent which joins the cell. Raises MeshError."""
+    if find_spec("ray") is None or [name for _, name in socket.if_nameindex()] != ["lo"]:
+        hint = "python -m bench front --help says how to start it"
+        raise Unavailable("no Ray here, or a network that others use", hint=hint)
+    with tempfile.TemporaryDirectory() as folder, MeshClient(cell.address) as client:
+        machines = RayMachines(Path(folder), ["m1"])
+        try:
+            machines.start()
+            agent = ("--join", cell.address, "--memory", "300MiB", *SETTLED)
+            said = machines.mesh("up", "--nodes", "1", *agent)
+            if said.returncode:
+                raise Unavailable(said.stderr)
+            wait_until(lambda: len(client.nodes()) == 2, "Ray's agent has not joined", cell=cell)
+            yield
+        finally:
+            machines.clear()
+
+
 async def _stands_by(address: str) -> bool:
     async with dial(address) as channel:
         return await look(channel) is Look.FOLLOWS
 
 
-def _serves(address: str) -> bool:
+def _serves(address: str, name: DeploymentName) -> bool:
     try:
         with MeshClient(address) as client:
-            return client.get(NAME).state is DeploymentState.READY
+            return client.get(name).state is DeploymentState.READY
     except MeshError:
         return False
 
@@ -205,11 +235,12 @@ def run(
     requests: int = 20_000,
     rounds: int = 10,
     standby: Annotated[bool, "a cell with PostgreSQL and a controller that stands by, too"] = False,
+    ray: Annotated[bool, "that cell has an agent on a Ray, too"] = False,
 ) -> Report:
     choices = {
         str(count): round(median(rates(count, deployments, requests, rounds))) for count in cells
     }
-    found, resting_ms = fronted(rounds, standby)
+    found, resting_ms = fronted(rounds, standby, ray)
     alone = found.pop("cell")
     figures: dict[str, object] = {"choices_per_s": choices}
     rows = []

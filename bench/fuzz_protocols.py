@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from mesh.v1 import control_pb2, inference_pb2, node_link_pb2, open_inference_pb2
+from mesh.v1 import control_pb2, inference_pb2, model_pb2, node_link_pb2, open_inference_pb2
 from mesh.wire.codec_infer import INPUTS
 from mesh.wire.errors import EndedCall, is_told
 
@@ -68,6 +68,8 @@ DEPTH_MAX = 4
 REPEATED_MAX = 3
 CHARS_MAX = 40
 MUTATIONS_MAX = 4
+OTHERS_MAX = 2
+"""So many fields of a message are drawn that would be answered."""
 
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: st.integers(-(2**31), 2**31 - 1),
@@ -82,21 +84,47 @@ _SMALL = st.integers(0, 8)
 
 @st.composite
 def raw_messages(
-    draw: Callable[[Any], Any], descriptor: Descriptor, names: Sequence[str], damaged: bool
+    draw: Callable[[Any], Any],
+    descriptor: Descriptor,
+    names: Sequence[str],
+    damaged: bool,
+    said: Message | None = None,
 ) -> bytes:
     """A message as it goes over the wire; with `damaged`, bytes that were one. `names` appear in
-    its strings.
+    its strings. With `said`, which would be answered, a few of its fields are drawn.
     """
     message = GetMessageClass(descriptor)()
-    _fill(draw, message, names, 0)
+    if said is not None:
+        message.MergeFrom(said)
+    _fill(draw, message, names, 0, said is not None)
     raw = message.SerializeToString()
     return bytes(mutated(draw, bytearray(raw))) if damaged else raw
 
 
-def _fill(draw: Callable[[Any], Any], message: Message, names: Sequence[str], depth: int) -> None:
-    for field in message.DESCRIPTOR.fields:
-        if not draw(st.booleans()):
-            continue
+def _drawn(draw: Callable[[Any], Any], message: Message, said: bool) -> list[FieldDescriptor]:
+    """The fields to fill: half of them, or what a message holds that `said` something, and a few
+    others. The members of a oneof are as likely as each other.
+    """
+    kind, fields = message.DESCRIPTOR, message.DESCRIPTOR.fields
+    if not said:
+        one_of = [draw(st.sampled_from(one.fields)) for one in kind.oneofs]
+        fields = [f for f in fields if f.containing_oneof is None or f in one_of]
+        return [field for field in fields if draw(st.booleans())]
+    held = [f for f, _ in message.ListFields() if f.message_type is not None]
+    held = [field for field in held if draw(st.booleans())]
+    taken = [message.WhichOneof(one.name) for one in kind.oneofs]
+    free = [
+        f
+        for f in fields
+        if f.containing_oneof is None or taken[f.containing_oneof.index] in (None, f.name)
+    ]
+    return held + draw(st.lists(st.sampled_from(free), max_size=OTHERS_MAX, unique=True))
+
+
+def _fill(
+    draw: Callable[[Any], Any], message: Message, names: Sequence[str], depth: int, said: bool
+) -> None:
+    for field in _drawn(draw, message, said):
         kind, held = field.message_type, getattr(message, field.name)
         count = draw(st.integers(1, REPEATED_MAX)) if field.is_repeated else 1
         if kind is None and field.is_repeated:
@@ -106,11 +134,13 @@ def _fill(draw: Callable[[Any], Any], message: Message, names: Sequence[str], de
         elif depth == DEPTH_MAX or kind.GetOptions().map_entry:
             continue
         elif field.is_repeated:
-            for _ in range(count):
-                _fill(draw, held.add(), names, depth + 1)
+            there = bool(held)
+            for one in held if there else [held.add() for _ in range(count)]:
+                _fill(draw, one, names, depth + 1, there)
         else:
+            there = message.HasField(field.name)
             held.SetInParent()
-            _fill(draw, held, names, depth + 1)
+            _fill(draw, held, names, depth + 1, there)
 
 
 def _scalars(field: Any, names: Sequence[str]) -> st.SearchStrategy[Any]:
@@ -167,9 +197,52 @@ def methods() -> list[MethodDescriptor]:
     ]
 
 
-def fuzz_grpc(address: str, names: Sequence[str], *, cases: int, seeded: int) -> Findings:
+def said(method: str, deployment: str) -> Message | None:
+    """A message that may be answered, of methods of which whole drawn ones hardly ever are."""
+    invoke = inference_pb2.InvokeRequest(
+        deployment=deployment,
+        prompt="go on",
+        max_tokens=4,
+        key=deployment,
+        resume=inference_pb2.Resume(next_index=2, output_tokens=[1, 2], age_s=1.0),
+    )
+    submitted = node_link_pb2.SubmitRequest(
+        instance_id="i-1",
+        request_id="r-1",
+        deployment=deployment,
+        attempt=1,
+        prompt_tokens=[1, 2, 3],
+        sampling=model_pb2.SamplingParams(max_tokens=8),
+        slo=model_pb2.Slo(ttft_s=1.0, tpot_s=1.0),
+        keyed=True,
+    )
+    outputs = model_pb2.RequestTokens(request_id="r-1", attempt=1, token_ids=[1], text="a")
+    hello = node_link_pb2.NodeHello(
+        node_id="drawn",
+        run_id="drawn",
+        device="cpu",
+        memory_bytes=1 << 30,
+        instances=[node_link_pb2.InstanceReport(instance_id="i-1", deployment=deployment)],
+        requests=[node_link_pb2.HeldRequest(submitted=submitted, outputs=[outputs])],
+    )
+    known: dict[str, Message] = {
+        "Invoke": invoke,
+        "InvokeMany": inference_pb2.CallOrder(call=1, invoke=invoke),
+        "Connect": node_link_pb2.NodeReport(hello=hello),
+    }
+    return known.get(method)
+
+
+def fuzz_grpc(
+    address: str,
+    names: Sequence[str],
+    *,
+    cases: int,
+    seeded: int,
+    asked: Sequence[MethodDescriptor],
+) -> Findings:
     findings = Findings()
-    drawn = st.sampled_from(methods()).flatmap(
+    drawn = st.sampled_from(asked).flatmap(
         lambda method: st.tuples(st.just(method), _sent(method, names))
     )
     with grpc.insecure_channel(address) as channel:
@@ -192,7 +265,10 @@ def _names_in(method: MethodDescriptor, names: Sequence[str]) -> Sequence[str]:
 def _sent(method: MethodDescriptor, names: Sequence[str]) -> st.SearchStrategy[list[bytes]]:
     """The messages of one call."""
     kind, known = method.input_type, _names_in(method, names)
-    message = st.booleans().flatmap(lambda damaged: raw_messages(kind, known, damaged))
+    base = st.sampled_from([None, said(method.name, names[0])])
+    message = st.tuples(st.booleans(), base).flatmap(
+        lambda drawn: raw_messages(kind, known, *drawn)
+    )
     return st.lists(message, min_size=1, max_size=SENT_MAX if method.client_streaming else 1)
 
 

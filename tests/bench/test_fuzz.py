@@ -22,10 +22,11 @@ from bench.drawn_json import Drawing
 from bench.fuzz_http import cases as calls
 from bench.fuzz_http import operations, wrong_in
 from bench.fuzz_importing import IMPORTED, Case, Importer, cases, tried, whole_models
-from bench.fuzz_protocols import Findings, methods, raw_messages
+from bench.fuzz_protocols import Findings, methods, raw_messages, said
 from mesh.http.openapi import document
-from mesh.v1 import inference_pb2
+from mesh.v1 import inference_pb2, node_link_pb2
 from mesh.wire.access import RPCS
+from mesh.wire.codec import report_from_wire
 from mesh_loader.store import ModelStore
 
 INVOKE = inference_pb2.InvokeRequest.DESCRIPTOR
@@ -51,6 +52,27 @@ def test_names_that_exist_are_drawn() -> None:
         lambda raw: inference_pb2.InvokeRequest.FromString(raw).deployment == "chat",
     )
     assert b"chat" in found
+
+
+@pytest.mark.parametrize("member", ["hello", "tokens", "kv_arrived"])
+def test_any_member_of_a_oneof_is_drawn(member: str) -> None:
+    def has(raw: bytes) -> bool:
+        return node_link_pb2.NodeReport.FromString(raw).WhichOneof("report") == member
+
+    assert find(raw_messages(node_link_pb2.NodeReport.DESCRIPTOR, [], False), has)
+
+
+def test_what_is_said_stays_but_for_a_few_fields() -> None:
+    kind, message = node_link_pb2.NodeReport, said("Connect", "chat")
+    assert isinstance(message, kind)
+
+    def differs(raw: bytes) -> bool:
+        (held,) = kind.FromString(raw).hello.requests
+        return held.submitted.attempt != 1 and held.submitted.prompt_tokens == [1, 2, 3]
+
+    found = kind.FromString(find(raw_messages(kind.DESCRIPTOR, ["chat"], False, message), differs))
+    assert found.hello.node_id == "drawn"
+    report_from_wire(message)
 
 
 def test_damaged_bytes_come_to_no_message_at_times() -> None:
