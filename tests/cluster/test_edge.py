@@ -35,6 +35,7 @@ from mesh.wire.leader import Look, look_blocking
 from tests.e2e.live_cell import WAIT_S_MAX, free_port, invoked
 from tests.support.depth import DEEP
 from tests.support.tiny_model import write_tiny_llama
+from tests.support.waiting import as_long_s
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "edge" / "envoy.yaml"
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent))
@@ -245,6 +246,31 @@ def test_new_calls_go_to_another_controller_once_one_is_killed(tmp_path: Path) -
                     edge.controllers[0].kill()
                 assert client.get(NAME).spec.name == NAME
                 assert NAME in edge.get("/v1/models")
+    finally:
+        edge.close()
+
+
+def test_new_calls_go_elsewhere_once_a_controller_hangs(tmp_path: Path) -> None:
+    """Two looks at its health time out. What it was asked by gRPC before breaks off within 8 s, and
+    the other one answers that, too.
+    """
+    look_s = as_long_s(1.0)
+    edge = Edge(tmp_path, 2, timeout=f"{look_s:g}s")
+    try:
+        edge.deploy(*edge.addresses)
+        with MeshClient(edge.grpc) as client, ThreadPoolExecutor(4) as threads:
+            client.get(NAME)
+            edge.controllers[0].send_signal(signal.SIGSTOP)
+            began_s = time.monotonic()
+            before = [threads.submit(client.get, NAME) for _ in range(4)]
+            edge.until(lambda: edge.leads_to(1))
+            assert time.monotonic() - began_s <= 2 * look_s + as_long_s(1.0)
+            for _ in range(NEW_CALLS):
+                assert client.get(NAME).spec.name == NAME
+                assert NAME in edge.get("/v1/models")
+            assert time.monotonic() - began_s <= 2 * look_s + as_long_s(4.0)
+            assert all(call.result().spec.name == NAME for call in before)
+            assert time.monotonic() - began_s <= as_long_s(8.0)
     finally:
         edge.close()
 
