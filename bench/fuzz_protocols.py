@@ -70,6 +70,8 @@ CHARS_MAX = 40
 MUTATIONS_MAX = 4
 OTHERS_MAX = 2
 """So many fields of a message are drawn that would be answered."""
+KEYS = 1000
+"""Calls that go on with others have so many: of two calls with one key the second is refused."""
 
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: st.integers(-(2**31), 2**31 - 1),
@@ -101,24 +103,24 @@ def raw_messages(
     return bytes(mutated(draw, bytearray(raw))) if damaged else raw
 
 
-def _drawn(draw: Callable[[Any], Any], message: Message, said: bool) -> list[FieldDescriptor]:
-    """The fields to fill: half of them, or what a message holds that `said` something, and a few
-    others. The members of a oneof are as likely as each other.
+def _drawn(draw: Callable[[Any], Any], message: Message, said: bool) -> Sequence[Any]:
+    """The fields to fill: half of them, or, where it `said` something, half of what it holds and a
+    few others. The members of a oneof are as likely as each other.
     """
-    kind, fields = message.DESCRIPTOR, message.DESCRIPTOR.fields
+    kind, fields = message.DESCRIPTOR, list(message.DESCRIPTOR.fields)
     if not said:
-        one_of = [draw(st.sampled_from(one.fields)) for one in kind.oneofs]
+        one_of = [draw(st.sampled_from(list(one.fields))) for one in kind.oneofs]
         fields = [f for f in fields if f.containing_oneof is None or f in one_of]
         return [field for field in fields if draw(st.booleans())]
     held = [f for f, _ in message.ListFields() if f.message_type is not None]
-    held = [field for field in held if draw(st.booleans())]
     taken = [message.WhichOneof(one.name) for one in kind.oneofs]
     free = [
         f
         for f in fields
         if f.containing_oneof is None or taken[f.containing_oneof.index] in (None, f.name)
     ]
-    return held + draw(st.lists(st.sampled_from(free), max_size=OTHERS_MAX, unique=True))
+    others = draw(st.lists(st.sampled_from(free), max_size=OTHERS_MAX, unique=True))
+    return [*(field for field in held if draw(st.booleans())), *others]
 
 
 def _fill(
@@ -197,13 +199,13 @@ def methods() -> list[MethodDescriptor]:
     ]
 
 
-def said(method: str, deployment: str) -> Message | None:
+def said(method: str, deployment: str, key: str = "") -> Message | None:
     """A message that may be answered, of methods of which whole drawn ones hardly ever are."""
     invoke = inference_pb2.InvokeRequest(
         deployment=deployment,
         prompt="go on",
         max_tokens=4,
-        key=deployment,
+        key=key,
         resume=inference_pb2.Resume(next_index=2, output_tokens=[1, 2], age_s=1.0),
     )
     submitted = node_link_pb2.SubmitRequest(
@@ -265,7 +267,8 @@ def _names_in(method: MethodDescriptor, names: Sequence[str]) -> Sequence[str]:
 def _sent(method: MethodDescriptor, names: Sequence[str]) -> st.SearchStrategy[list[bytes]]:
     """The messages of one call."""
     kind, known = method.input_type, _names_in(method, names)
-    base = st.sampled_from([None, said(method.name, names[0])])
+    keyed = st.integers(1, KEYS).map(lambda n: said(method.name, names[0], f"key-{n}"))
+    base = st.none() | keyed
     message = st.tuples(st.booleans(), base).flatmap(
         lambda drawn: raw_messages(kind, known, *drawn)
     )
