@@ -26,10 +26,11 @@ if [name for _, name in socket.if_nameindex()] != ["lo"]:
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Finished, Invocation, InvocationEvent, TextPrompt
-from mesh.domain.lifecycle import NodeState
+from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
 from tests.e2e.live_cell import SETTLED, LiveCell
+from tests.http.test_wanted import scaled
 from tests.ray.machines import RayMachines
 from tests.ray.provider import HEAD, configuration
 from tests.support.tiny_model import write_tiny_llama
@@ -39,8 +40,10 @@ pytestmark = pytest.mark.timeout(900)
 logger = logging.getLogger(__name__)
 MACHINES = ("m1", "m2", "m3")
 NODES = {f"{machine}-cpu0" for machine in MACHINES}
-JOIN_S, BACK_S, SAID_S = 10.0, 5.0, 10.0
-"""Until agents have joined, what was killed is back, and an error is said, on a quiet machine."""
+JOIN_S, BACK_S, SAID_S, BURST_S = 10.0, 5.0, 10.0, 15.0
+"""Until agents have joined, what was killed is back, an error is said, and the nodes that a burst
+lacks have joined, on a quiet machine.
+"""
 WAIT_S_MAX = 60.0
 """For all else."""
 POLL_S = 0.1
@@ -48,6 +51,7 @@ ROOM_FOR_ONE = "300MiB"
 """The memory of a node that holds one of the tiny model's instances, and not two."""
 HTTP = "127.0.0.1:8070"
 """Where the controller says how many nodes it wants: nobody else is in this network."""
+URL = f"http://{HTTP}/api/v1/nodes/wanted"
 WANTS = ("--http", HTTP, "--nodes-wanted", f"cpu=1..{len(MACHINES)}", "--queue-wait-s", "60")
 CALLS = 1000
 """While Ray is dead and started anew."""
@@ -143,12 +147,12 @@ def up(machines: RayMachines, cell: LiveCell, *how: str) -> None:
     fleet(machines, "up", *how, *node_options(cell))
 
 
-def tiny(name: str, source: Path, *, replicas: int) -> DeploymentSpec:
+def tiny(name: str, source: Path, *, least: int, most: int) -> DeploymentSpec:
     return DeploymentSpec(
         name=DeploymentName(name),
         source=f"file://{source}",
         slo=Slo(ttft_s=WAIT_S_MAX, tpot_s=2.0),
-        scaling=Scaling(replicas_min=replicas, replicas_max=replicas, keep_alive_s=600.0),
+        scaling=Scaling(replicas_min=least, replicas_max=most, keep_alive_s=600.0),
     )
 
 
@@ -226,7 +230,7 @@ def test_a_machine_that_cannot_be_used_is_told_and_the_others_are_used(
 def test_no_call_notices_that_ray_dies_and_is_started_anew(
     machines: RayMachines, cell: LiveCell, agents: dict[str, int], tmp_path: Path
 ) -> None:
-    spec = tiny("tiny-1", write_tiny_llama(tmp_path / "tiny-1", seed=1), replicas=3)
+    spec = tiny("tiny-1", write_tiny_llama(tmp_path / "tiny-1", seed=1), least=3, most=3)
     cell.client.deploy(spec)
     eventually(lambda: len(cell.client.get(spec.name).instances) == 3)
     left, lost = iter(range(CALLS)), threading.Event()
@@ -302,20 +306,28 @@ def test_rays_machines_follow_what_the_controller_wants(
     autoscaled: RayMachines, cell: LiveCell, tmp_path: Path
 ) -> None:
     """A burst takes one node to three, on machines that Ray's autoscaler brings, and no call fails.
-    They stay while no controller answers, and two go once there is nothing to do.
+    They stay while no controller answers, and two go once there is nothing to do. KEDA's scaler
+    reads the same figures.
     """
     machines = autoscaled
     # It does not wait for as long as a machine takes that Ray has yet to bring.
     machines.mesh("up", "--wanted", f"http://{HTTP}", *node_options(cell))
     eventually(lambda: count(cell, machines, 1))
     sources = [write_tiny_llama(tmp_path / f"tiny-{seed}", seed=seed) for seed in range(2, 5)]
-    specs = [tiny(source.name, source, replicas=1) for source in sources]
+    specs = [tiny(source.name, source, least=0, most=1) for source in sources]
     for spec in specs:
         cell.client.deploy(spec)
+    ready = DeploymentState.READY  # what follows is of no import
+    eventually(lambda: all(cell.client.get(spec.name).state is ready for spec in specs))
+    assert scaled(URL, "", "cpu.wanted") == 1.0
+    began_s = time.monotonic()
+    for spec in specs:
+        cell.client.scale(spec.name, replicas_min=1)
     with ThreadPoolExecutor(len(specs)) as pool:
-        ends = list(pool.map(lambda spec: ask(cell.client, spec.name), specs))
-    assert all(isinstance(end, Finished) for end in ends)
-    eventually(lambda: settled(cell, machines, NODES))
+        ends = pool.map(lambda spec: ask(cell.client, spec.name), specs)
+        eventually(lambda: scaled(URL, "", "cpu.wanted") == 3.0, as_long_s(BURST_S), began_s)
+        eventually(lambda: settled(cell, machines, NODES), as_long_s(BURST_S), began_s)
+        assert all(isinstance(end, Finished) for end in ends)
     before = machines.agents()
     cell.controller.kill()
     eventually(lambda: "does not say" in seen(machines)["problem"])
@@ -324,6 +336,7 @@ def test_rays_machines_follow_what_the_controller_wants(
     for spec in specs:
         cell.client.delete(spec.name)
     eventually(lambda: count(cell, machines, 1) and seen(machines)["places"] == 1)
+    assert scaled(URL, "", "cpu.wanted") == 1.0
 
 
 def seen(machines: RayMachines) -> Any:
