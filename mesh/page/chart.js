@@ -10,11 +10,17 @@ const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((times) => times
 
 let coming = null;
 
-// uPlot comes with the first chart: what is drawn first need not wait for it.
-export const uPlotCame = () => coming ??= new Promise((resolve) => {
-  const script = Object.assign(document.createElement("script"), { src: "page/vendor/uplot.js", onload: resolve });
-  script.onerror = () => { coming = null; }; // the next chart asks again
-  document.head.append(script);
+// uPlot comes with the first chart, once what is around it is on the screen: that need not wait for it.
+export const uPlotCame = () => coming ??= painted().then(() => Promise.all([
+  brought("script", { src: "page/vendor/uplot.js" }),
+  brought("link", { rel: "stylesheet", href: "page/vendor/uplot.css" }),
+]));
+
+const painted = () => new Promise((resolve) => { requestAnimationFrame(() => setTimeout(resolve)); });
+
+const brought = (tag, given) => new Promise((resolve) => {
+  const onerror = () => { coming = null; }; // the next chart asks again
+  document.head.prepend(Object.assign(document.createElement(tag), { ...given, onload: resolve, onerror }));
 });
 
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 4], [12, 4], [4, 2, 1, 2]]; // lines differ without colours, too

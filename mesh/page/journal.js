@@ -13,12 +13,14 @@ export function Journal() {
   const [where, setWhere] = useState(null);
   const [error, setError] = useState(null);
   const [speed, setSpeed] = useState(10);
+  const [dragged, setDragged] = useState(null); // where the slider is, until it is let go
   const [busy, setBusy] = useState(false); // each step goes out from where the last one led
   const take = (told) => (told.error ? setError(told.error) : (setError(null), setWhere(told)));
   const move = async (asked) => {
     setBusy(true);
     take(await post(PATH, asked));
     setBusy(false);
+    setDragged(null);
   };
   useEffect(() => { fetched(PATH).then(take, setError); }, []);
   useEffect(() => {
@@ -30,7 +32,7 @@ export function Journal() {
   if (!where) return error ? html`<${Fault} error=${error} />` : null;
   const { index, events } = where;
   return html`<section class="journal" aria-label="Journal">
-    <label>decision <input type="range" min="0" max=${events} value=${index} onChange=${(event) => move({ index: Number(event.target.value) })} /></label>
+    <label>decision <input type="range" min="0" max=${events} value=${dragged ?? index} onInput=${(event) => setDragged(event.target.value)} onChange=${(event) => move({ index: Number(event.target.value) })} /></label>
     <button disabled=${busy || index === 0} onClick=${() => move({ index: index - 1 })}>step back</button>
     <button disabled=${busy || index === events} onClick=${() => move({ index: index + 1 })}>step on</button>
     <button disabled=${busy || index === events} onClick=${() => move({ index: events })}>to its end</button>

@@ -54,7 +54,7 @@ export const isCrowded = () => newer.size >= STREAMS_MAX;
 windows.onmessage = ({ data }) => {
   const was = isCrowded();
   if (data.follows) newer.add(data.of); else newer.delete(data.of);
-  if (isCrowded() && !was) dispatchEvent(new Event("crowded"));
+  if (isCrowded() !== was) dispatchEvent(new Event(was ? "room" : "crowded"));
 };
 addEventListener("focus", tellNewest); // it follows, or is about to
 addEventListener("pagehide", () => tell(false));
@@ -101,10 +101,10 @@ const TAKES = {
   end: () => {},
 };
 
-const happens = (name, withinMs = 60_000) => new Promise((resolve) => {
+const happens = (names, withinMs = 60_000) => new Promise((resolve) => {
   const signal = AbortSignal.timeout(withinMs);
   signal.onabort = resolve;
-  addEventListener(name, resolve, { once: true, signal });
+  for (const name of names.split(" ")) addEventListener(name, resolve, { once: true, signal });
 });
 
 // Follows the cell's events until a key is wanted. A hidden tab follows none. Shown again it goes on
@@ -112,7 +112,7 @@ const happens = (name, withinMs = 60_000) => new Promise((resolve) => {
 // it has.
 export async function follow() {
   for (;;) {
-    if (isCrowded()) await happens("focus", (500 + 500 * me) * LOOK_S); // windows do not look in step
+    if (isCrowded()) await happens("focus room", (500 + 500 * me) * LOOK_S); // windows do not look in step
     while (document.hidden) await happens("visibilitychange");
     if (!isCrowded()) tellNewest();
     const leaving = new AbortController();

@@ -1,6 +1,6 @@
 // A place to try a deployment, or two side by side on one prompt. The conversation stays in this tab.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { bodyOf, optionsOf, stream } from "./chat.js";
 import { AsCode } from "./code.js";
 import { Choice, Fault, Loading, Notice, NothingDeployed, Share, Text } from "./parts.js";
@@ -8,6 +8,7 @@ import { ask } from "./route.js";
 import { count, limit, millis, seconds, tpotLimit } from "./words.js";
 
 const KEPT = "mesh.playground";
+const END_PX = 40;
 const FRESH = { system: "", prompt: "", temperature: "", top_p: "", max_tokens: "256", seed: "", stop: "", schema: "", tools: "" };
 
 export function Playground({ state, asked }) {
@@ -26,6 +27,11 @@ export function Playground({ state, asked }) {
     addEventListener("beforeunload", leave); // or else it ends as by a broken network
     return () => { removeEventListener("beforeunload", leave); leave(); };
   }, [running]);
+
+  // What streams is followed by who is at the end of it.
+  const { scrollHeight } = document.documentElement;
+  const follows = running && innerHeight + scrollY > scrollHeight - END_PX;
+  useLayoutEffect(() => { if (follows) scrollTo(0, document.documentElement.scrollHeight); }, [turns]);
 
   const set = (name) => (event) => setGiven({ ...given, [name]: event.target.value });
   const update = (name, change) => setTurns((all) => {
@@ -81,16 +87,16 @@ export function Playground({ state, asked }) {
       <label class="wide">JSON schema of the answer <textarea rows="3" value=${given.schema} onInput=${set("schema")}></textarea></label>
       <label class="wide">tools, as JSON <textarea rows="3" value=${given.tools} onInput=${set("tools")}></textarea></label>
     </div></details>
+    <${AsCode} names=${shown} given=${given} turns=${turns} />
     <div class="answers">${shown.map((name) => html`
       <${Answers} key=${name} name=${name} state=${state} turns=${turns[name] ?? []} />`)}</div>
-    <${Fault} error=${fault} />
-    <form class="prompt" onSubmit=${send}>
+    <form class="prompt bottom" onSubmit=${send}>
+      <${Fault} error=${fault} />
       <label>Prompt <textarea rows="3" required value=${given.prompt} onInput=${set("prompt")}
         onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); }}></textarea></label>
-      ${running ? html`<button type="button" class="bad" onClick=${() => running.abort()}>stop</button>`
-        : html`<button class="first">send <span class="dim">Ctrl+Enter</span></button>`}
-    </form>
-    <${AsCode} names=${shown} given=${given} turns=${turns} />`;
+      <div><button class="first" aria-disabled=${Boolean(running)}>send <span class="dim">Ctrl+Enter</span></button>${" "}
+        <button type="button" class="bad" aria-disabled=${!running} onClick=${() => running?.abort()}>stop</button></div>
+    </form>`;
 }
 
 function Answers({ name, state, turns }) {

@@ -6,8 +6,8 @@ import { fetched } from "./calls.js";
 
 const [WIDE, HIGH, LEFT, BELOW] = [420, 210, 52, 34];
 
-export function Profiles({ name, loaded }) {
-  const told = useAsked(() => fetched(`api/v1/deployments/${encodeURIComponent(name)}/profiles`), [name, loaded]);
+export function Profiles({ name, since }) {
+  const told = useAsked(() => fetched(`api/v1/deployments/${encodeURIComponent(name)}/profiles`), [name, since]);
   return html`<h2>Profile</h2><${Fault} error=${told.error} />
     ${told.value && !told.value.length && html`<p class="dim">No iteration time of its model is known yet.</p>`}
     ${told.value?.map(({ profile, nodes }) => html`<section>
