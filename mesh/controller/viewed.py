@@ -46,7 +46,7 @@ from mesh.report.cell_state import CellPicture
 from mesh.report.memory_parts import gauges
 from mesh.report.plain import Plain, plain
 from mesh.runtime.clock import Now
-from mesh.runtime.turns import in_turns, others_first
+from mesh.runtime.turns import in_turns, let_go, others_first
 from mesh.wire.work_threads import WorkThreads
 
 SAMPLE_S = 1.0
@@ -188,7 +188,11 @@ class Viewed:
             if now_s - at_s > GAUGES_S:
                 seen = CellGauges()
                 if number % GAUGE_SAMPLES == 0:
-                    seen = await in_turns(gauges((await self._looked()).nodes))
+                    snapshot = await self._looked()
+                    seen = await in_turns(gauges(snapshot.nodes))
+                    looked = [*snapshot.deployments, *snapshot.nodes]
+                    del snapshot
+                    await let_go(looked)
             self.recent.sample(now_s, unix_s, running=running, queued=queued, gauges=seen)
             await asyncio.sleep(SAMPLE_S)
 
@@ -227,12 +231,12 @@ class Viewed:
         unix_s = self.unix_s()
         return await in_turns(timeline(self.book, now_s, unix_s, after=after, sees=asks.sees))
 
-    def request(self, asks: Caller, request_id: str) -> dict[str, Plain]:
+    async def request(self, asks: Caller, request_id: str) -> dict[str, object]:
         """Raises NotFound for one that is not known any more, or that is another tenant's."""
         found = self.book.find(request_id)
         if found is None or not asks.sees(found.tenant):
             raise no_request(RequestId(request_id))
-        return story(found, self.clock.now_s(), self.unix_s())
+        return await in_turns(story(found, self.clock.now_s(), self.unix_s()))
 
     def end(self, asks: Caller, request_id: str) -> None:
         """Raises NotFound for one that is not open, or that is another tenant's."""

@@ -23,7 +23,7 @@ from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
 from mesh.report.cell_state import CellPicture, State, cell_state, change
 from mesh.report.plain import json_pieces, members, plain_json
-from mesh.runtime.turns import Steps, in_turns, others_first
+from mesh.runtime.turns import Steps, in_turns, let_go, others_first
 from mesh.wire.mailbox import Mailbox
 
 TICK_S = 1.0
@@ -282,10 +282,12 @@ class Feed:
                     raise
                 logger.exception("viewers were not told what has changed")
                 continue
+            parts = (one for one in audience.state.values() if isinstance(one, dict))
+            before = [inner for part in parts for inner in part.values()]
             audience.state, audience.samples = state, picture.samples
             if block:
                 audience.tell(block)
-            await asyncio.sleep(0)  # the picture goes in another turn than the state before
+            await let_go(before)
 
     async def _follow(self) -> None:
         """Tell lines as they come. The log may have no place for one more, or drop a slow one."""

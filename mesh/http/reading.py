@@ -44,7 +44,7 @@ class Reads(Protocol):
 
     async def requests(self, asks: Caller, after: int) -> dict[str, object]: ...
 
-    def request(self, asks: Caller, request_id: str) -> dict[str, Plain]: ...
+    async def request(self, asks: Caller, request_id: str) -> dict[str, object]: ...
 
     def end(self, asks: Caller, request_id: str) -> None: ...
 
@@ -71,8 +71,9 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         told = await reads().requests(caller(), int(after))
         return await in_turns(json_pieces(told, depth=2))
 
-    async def one(request: Request) -> Response:
-        return json_response(reads().request(caller(), request.path_params["request_id"]))
+    async def one(request: Request) -> list[bytes]:
+        told = await reads().request(caller(), request.path_params["request_id"])
+        return await in_turns(json_pieces(told, depth=1))
 
     async def cancel(request: Request) -> Response:
         check_origin(request)
@@ -136,7 +137,7 @@ def reading(reads: Callable[[], Reads]) -> list[Route]:
         Route("/api/v1/report.html", placed(report_page), methods=["GET"]),
         Route("/api/v1/nodes/wanted", wanted, methods=["GET"]),
         Route("/api/v1/requests", InPieces(requests), methods=["GET"]),
-        Route("/api/v1/requests/{request_id}", one, methods=["GET"]),
+        Route("/api/v1/requests/{request_id}", InPieces(one), methods=["GET"]),
         Route("/api/v1/requests/{request_id}/cancel", cancel, methods=["POST"]),
         Route("/api/v1/trace", placed(trace), methods=["GET"]),
         Route("/api/v1/usage", placed(usage), methods=["GET"]),

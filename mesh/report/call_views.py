@@ -54,21 +54,26 @@ def _each(shown: Iterable[T], made: Callable[[T], Plain]) -> Steps[list[Raw]]:
     return found
 
 
-def story(call: Call, now_s: float, unix_s: float) -> dict[str, Plain]:
-    """One request, with each decision about it in words and its tokens beside their deadlines."""
-    zero_s = unix_s - now_s
-    first_s = call.due_s(0) - call.arrived_s
-    due_after_s = (first_s + n * call.slo.tpot_s for n in range(len(call.tokens_after_s)))
+def story(call: Call, now_s: float, unix_s: float) -> Steps[dict[str, object]]:
+    """One request, with each decision about it in words and its tokens, of which there may be
+    thousands, beside their deadlines.
+    """
+    told = _open(call, now_s, unix_s - now_s)
+    tokens_after_s = [round(after_s, 4) for after_s in call.tokens_after_s]
+    yield
+    first_s, tpot_s = call.due_s(0) - call.arrived_s, call.slo.tpot_s
+    due_after_s = [round(first_s + n * tpot_s, 4) for n in range(len(tokens_after_s))]
+    yield
     return {
-        **_open(call, now_s, zero_s),
+        **told,
         "slo": {"ttft_s": call.slo.ttft_limit_s(call.prompt_tokens), "tpot_s": call.slo.tpot_s},
         **({"slo_class": call.slo.name} if call.slo.name else {}),
         "steps": [
             {"after_s": round(at_s - call.arrived_s, 3), "text": text} for at_s, text in call.steps
         ],
         "steps_left_out": call.steps_left_out,
-        "tokens_after_s": [round(after_s, 4) for after_s in call.tokens_after_s],
-        "due_after_s": [round(after_s, 4) for after_s in due_after_s],
+        "tokens_after_s": tokens_after_s,
+        "due_after_s": due_after_s,
     }
 
 

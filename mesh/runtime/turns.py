@@ -38,6 +38,16 @@ def at_once(steps: Steps[T]) -> T:
             return result
 
 
+async def let_go(values: list[T]) -> None:
+    """Empty the list, a value at a time: to deallocate what a large cell was a second ago would
+    keep the loop for milliseconds.
+    """
+    begun_s = time.perf_counter()
+    while values:
+        values.pop()
+        begun_s = await others_first(begun_s)
+
+
 async def others_first(begun_s: float) -> float:
     """When the loop was last given to others: now, where that was longer ago than TURN_S."""
     if time.perf_counter() - begun_s <= TURN_S:
