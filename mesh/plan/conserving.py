@@ -21,14 +21,7 @@ from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes
-from mesh.plan.queueing import (
-    batched_sojourn_s,
-    erlang_c,
-    present,
-    shared_s,
-    wait_of_s,
-    worked_s,
-)
+from mesh.plan.queueing import batched_sojourn_s, erlang_c, present, shared_s, wait_s, worked_s
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
 """The parts of the time that an SLO leaves for waiting which a plan of operators is made for, tried
@@ -83,7 +76,7 @@ def models(problem: Problem, lanes_max: int) -> Iterator[Placed]:
     the memory allows; each with the smallest and with the largest batch that the mean allows.
     """
     memory, slo_s = problem.table.device.memory_bytes, problem.demand.slo_s
-    problem.check_rate(problem.whole)
+    problem.least_of(problem.whole)  # checks the rate
     for devices in range(_least(problem, lanes_max), REPLICAS_MAX + 1):
         for lanes in range(1, lanes_max + 1):
             fit = [
@@ -122,7 +115,7 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     batched_s = batched_sojourn_s(rate, first_s, further_s, servers, batch_max, variation)
     if lanes == 1 or math.isinf(served_s):
         return batched_s, batch
-    unbatched_s = wait_of_s(rate, first_s, servers, variation)
+    unbatched_s = wait_s(rate, first_s, servers, variation)
     longer = (batched_s - first_s) / unbatched_s if unbatched_s else 1.0
     return served_s + longer * waited_s, batch
 
@@ -191,40 +184,36 @@ def operators(
     a whole model is a plan of operators, too.
     """
     demand, memory = problem.demand, problem.table.device.memory_bytes
-    fewest_bytes = fewest.memory_bytes(problem)
-    for devices in range(_least(problem, LANES[-1]), fewest.devices + 1):
-        for margin, lanes in product(MARGINS, LANES):
-            batch_max = problem.whole.choices[-1].batch
-            expected_s, batch = sojourn_s(problem, devices, lanes, batch_max)
-            if expected_s > demand.slo_s:
-                continue
-            slower = replace(
-                problem, conserving=True, stretched=lanes / problem.yields(batch)[lanes]
+    fewest_bytes, batch_max = fewest.memory_bytes(problem), problem.whole.choices[-1].batch
+    numbers = range(_least(problem, LANES[-1]), fewest.devices + 1)
+    for devices, margin, lanes in product(numbers, MARGINS, LANES):
+        expected_s, batch = sojourn_s(problem, devices, lanes, batch_max)
+        if expected_s > demand.slo_s:
+            continue
+        slower = problem.but(conserving=True, stretched=lanes / problem.yields(batch)[lanes])
+        least_s = slower.least_s
+        tight_s = least_s + (margin or 1.0) * (demand.slo_s - least_s)
+        if tight_s <= least_s:
+            continue
+        slower = slower.but(demand=replace(demand, slo_s=tight_s))
+        try:
+            at_once = batch * lanes * devices if batch > 1 else 0.0
+            plan = _spread(problem, planner(slower), devices, at_once, every=not margin)
+            placement = place_conserving(
+                pieces_of(problem, plan),
+                problem.yields(min(each.batch for each in plan.choices))[lanes],
+                memory - lanes * max(each.transient_bytes for each in plan.choices),
+                devices,
             )
-            least_s = slower.least_s
-            tight_s = least_s + (margin or 1.0) * (demand.slo_s - least_s)
-            if tight_s <= least_s:
-                continue
-            slower = replace(slower, demand=replace(demand, slo_s=tight_s))
-            try:
-                at_once = batch * lanes * devices if batch > 1 else 0.0
-                plan = _spread(problem, planner(slower), devices, at_once, every=not margin)
-                placement = place_conserving(
-                    pieces_of(problem, plan),
-                    problem.yields(min(each.batch for each in plan.choices))[lanes],
-                    memory - lanes * max(each.transient_bytes for each in plan.choices),
-                    devices,
-                )
-            except InvalidInput:
-                continue
-            if placement is None:
-                continue
-            expected_s = expected(slower, plan, placement, lanes)
-            if expected_s > demand.slo_s:
-                continue
-            placed = Placed(plan=plan, placement=placement, expected_s=expected_s, lanes=lanes)
-            if devices < fewest.devices or placed.memory_bytes(problem) < fewest_bytes:
-                yield placed
+        except InvalidInput:
+            continue
+        if placement is None:
+            continue
+        expected_s = expected(slower, plan, placement, lanes)
+        placed = Placed(plan=plan, placement=placement, expected_s=expected_s, lanes=lanes)
+        fewer = devices < fewest.devices or placed.memory_bytes(problem) < fewest_bytes
+        if expected_s <= demand.slo_s and fewer:
+            yield placed
     yield fewest
 
 
@@ -248,7 +237,7 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
             own = slower.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
             others = fmean(max(held[device], even) - own for device in placement[number])
             beside = min(max(others, 0.0) * slower.stretched, 1.0)
-            partly = replace(slower, stretched=1 + beside * (slower.stretched - 1))
+            partly = slower.but(stretched=1 + beside * (slower.stretched - 1))
             waited_s = partly.sojourn_s(choice, each.replicas) - choice.transfer_s
             total_s += waited_s - choice.service_s * partly.stretched
         following = placement[(number + 1) % len(placement)]

@@ -111,16 +111,14 @@ def place_greedy(problem: Problem, plan: Plan) -> Placement:
             slack = (free + idle, -device, slowed_s)
             best = slack if best is None else max(best, slack)
         if best is None:
-            placed[number].append(len(held))
-            held.append(Counter((number,)))
-            busy.append(used[number])
-            times[number].append(choice.service_s)
-        else:
-            device, slowed_s = -best[1], best[2]
-            placed[number].append(device)
-            held[device][number] += 1
-            busy[device] += used[number]
-            times[number].append(slowed_s)
+            best = 0.0, -len(held), choice.service_s
+            held.append(Counter())
+            busy.append(0.0)
+        device = -best[1]
+        placed[number].append(device)
+        held[device][number] += 1
+        busy[device] += used[number]
+        times[number].append(best[2])
     return tuple(tuple(of) for of in placed)
 
 

@@ -8,12 +8,12 @@ is feasible.
 
 import math
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import cache
 from itertools import combinations_with_replacement
+from operator import add
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.values import dataclass
 from mesh.plan.problem import REPLICAS_MAX, Choice, Plan, Problem, Staffed, Station
 
 STEPS_MAX = 10_000
@@ -23,26 +23,20 @@ COMBINATIONS_MAX = 200_000
 ROUNDING_S = 1e-12
 
 
-@dataclass(slots=True)
 class _Options:
     """The best sojourn of a station for each number of replicas."""
 
-    problem: Problem
-    station: Station
-    least: int = 0
-    known: dict[int, tuple[float, Choice]] = field(default_factory=dict)
+    def __init__(self, problem: Problem, station: Station) -> None:
+        self.roles = station.roles
+        self.least = least = problem.least_of(station)
 
-    def __post_init__(self) -> None:
-        self.problem.check_rate(self.station)
-        self.least = min(self.problem.least_replicas(each) for each in self.station.choices)
+        @cache
+        def at(more: int) -> tuple[float, Choice]:
+            every = [(problem.sojourn_s(each, least + more), each) for each in station.choices]
+            return min(every, key=lambda one: (one[0], one[1].batch))
 
-    def at(self, more: int) -> tuple[float, Choice]:
+        self.at = at
         """Seconds, and the batch that takes them, with so many replicas beyond the least."""
-        if more not in self.known:
-            replicas, choices = self.least + more, self.station.choices
-            every = [(self.problem.sojourn_s(choice, replicas), choice) for choice in choices]
-            self.known[more] = min(every, key=lambda one: (one[0], one[1].batch))
-        return self.known[more]
 
 
 def _options(problem: Problem, stations: Sequence[Station]) -> list[_Options]:
@@ -67,7 +61,7 @@ def _infeasible(problem: Problem, options: Sequence[_Options]) -> InvalidInput:
 def _plan_of(options: Sequence[_Options], mores: Sequence[int]) -> Plan:
     """So many replicas of each station beyond the least."""
     staffed = tuple(
-        Staffed(roles=one.station.roles, replicas=one.least + more, choice=one.at(more)[1])
+        Staffed(roles=one.roles, replicas=one.least + more, choice=one.at(more)[1])
         for one, more in zip(options, mores, strict=True)
     )
     return Plan(stations=staffed)
@@ -102,12 +96,9 @@ def _exact(problem: Problem, stations: Sequence[Station]) -> Plan:
     taken: list[list[int]] = []
     for option in options:
         seconds = [option.at(more)[0] for more in range(most + 1)]
-        step = [
-            min((least_s[cost - more] + seconds[more], more) for more in range(cost + 1))
-            for cost in range(most + 1)
-        ]
-        least_s = [each for each, _ in step]
-        taken.append([more for _, more in step])
+        sums = [[*map(add, least_s[cost::-1], seconds)] for cost in range(most + 1)]
+        least_s = [*map(min, sums)]
+        taken.append([of.index(least) for of, least in zip(sums, least_s, strict=True)])
     cost = next((cost for cost in range(most + 1) if least_s[cost] <= slo_s), most)
     mores: list[int] = []
     for row in reversed(taken):
@@ -118,14 +109,13 @@ def _exact(problem: Problem, stations: Sequence[Station]) -> Plan:
 
 def _bound(problem: Problem, options: Sequence[_Options]) -> int:
     """Replicas beyond the least with which some plan keeps the SLO."""
-    mores = [0] * len(options)
-    while sum(one.at(more)[0] for one, more in zip(options, mores, strict=True)) > (
-        problem.demand.slo_s - ROUNDING_S
-    ):
-        gains = [
-            one.at(more)[0] - one.at(more + 1)[0] for one, more in zip(options, mores, strict=True)
-        ]
-        mores[gains.index(max(gains))] += 1
+    mores, took_s = [0] * len(options), [one.at(0)[0] for one in options]
+    gains = [one.at(0)[0] - one.at(1)[0] for one in options]
+    while sum(took_s) > problem.demand.slo_s - ROUNDING_S:
+        n = gains.index(max(gains))
+        mores[n] += 1
+        took_s[n] = options[n].at(mores[n])[0]
+        gains[n] = took_s[n] - options[n].at(mores[n] + 1)[0]
         if sum(mores) > REPLICAS_MAX:
             raise _infeasible(problem, options)
     return sum(mores)

@@ -7,13 +7,14 @@ operator, or a whole model) how many replicas it has and how large its batches a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
+from typing import Any
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import OperatorTable, Phase, Role, ShareCurve
-from mesh.plan.queueing import wait_of_s
+from mesh.plan.queueing import wait_s
 
 REPLICAS_MAX = 1024
 """The replicas of one station: beyond that a rate is above all capacity."""
@@ -130,6 +131,13 @@ class Problem:
     stretched: float = 1.0
     divided: bool = False
 
+    def but(self, **changes: Any) -> "Problem":
+        """With other fields, but the lengths and batches that there are: stations stay as made."""
+        made = replace(self, **changes)
+        kept = ("stations", "whole", "variation")
+        vars(made).update({name: each for name, each in vars(self).items() if name in kept})
+        return made
+
     @cached_property
     def stations(self) -> tuple[Station, ...]:
         """One for each operator. Raises InvalidInput for one that fits no device."""
@@ -212,15 +220,18 @@ class Problem:
         """With which the station keeps up."""
         return math.floor(self.load(choice) + 1e-12) + 1
 
-    def check_rate(self, station: Station) -> None:
-        """Raise InvalidInput where the rate is above what any number of replicas is planned for."""
-        least = min(self.least_replicas(each) for each in station.choices)
+    def least_of(self, station: Station) -> int:
+        """With the batch that needs the fewest. Raises InvalidInput where the rate is above what
+        any number of replicas is planned for.
+        """
+        least = min(map(self.least_replicas, station.choices))
         if least > REPLICAS_MAX:
             raise InvalidInput(
                 f"{station.roles[0]} would need {least} replicas for "
                 f"{self.demand.rate_per_s:g} a second; at most {REPLICAS_MAX} are planned",
                 hint="plan for a lower rate",
             )
+        return least
 
     def sojourn_s(self, choice: Choice, replicas: int) -> float:
         """Mean seconds at a station, with the transfer from it (a term of eq. 3)."""
@@ -228,7 +239,7 @@ class Problem:
         rate = self.demand.rate_per_s / choice.batch
         # By equation 1 services have no memory, and so a variation of 1.
         variation = self.variation if self.conserving else 1.0
-        waited = wait_of_s(rate, service_s, replicas, variation)
+        waited = wait_s(rate, service_s, replicas, variation)
         part = choice.batch if self.divided else 1
         return (service_s + waited) / part + choice.transfer_s
 

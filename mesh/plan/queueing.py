@@ -1,7 +1,7 @@
 """Waiting in queues of several servers: what a plan expects of it before anything is executed.
 
-`wait_s` is the paper's (eq. 1 and 2): requests and services without memory. `wait_of_s` knows how
-much services vary, and `shared_s` knows that servers which share a device slow each other.
+`wait_s` is the paper's (eq. 1 and 2): requests and services without memory, unless it is told how
+much services vary. `shared_s` knows that servers which share a device slow each other.
 After: `mesh.plan.problem`.
 """
 
@@ -27,51 +27,36 @@ def erlang_c(servers: int, load: float) -> float:
     return blocked / (1 - used * (1 - blocked))
 
 
-def wait_s(rate_per_s: float, service_s: float, servers: int) -> float:
-    """The mean wait of M/M/R (eq. 1); infinite where requests come quicker than they are served."""
+def wait_s(rate_per_s: float, service_s: float, servers: int, variation: float = 1.0) -> float:
+    """The mean wait of M/M/R (eq. 1); with another `variation`, the squared coefficient of that of
+    services, of M/G/R. Infinite where requests come quicker than they are served.
+    """
     load = rate_per_s * service_s
     if load >= servers:
         return math.inf
-    return erlang_c(servers, load) * service_s / (servers - load)
-
-
-def wait_of_s(rate_per_s: float, service_s: float, servers: int, variation: float) -> float:
-    """The mean wait of M/G/R, whose services have this squared coefficient of variation: between
-    that of equal services (Cosmetatos 1975) and M/M/R, by the weighted harmonic mean of Kimura
-    (1986); exact for one server.
-    """
-    memoryless = wait_s(rate_per_s, service_s, servers)
-    if math.isinf(memoryless):
-        return memoryless
-    return memoryless * _varied(variation, rate_per_s * service_s, servers)
+    memoryless = erlang_c(servers, load) * service_s / (servers - load)
+    return memoryless if variation == 1.0 else memoryless * _varied(variation, load, servers)
 
 
 def _varied(variation: float, load: float, servers: int) -> float:
-    """The wait over that of services without memory."""
-    return (1 + variation) / (2 * variation + (1 - variation) / _equal(load, servers))
-
-
-def _equal(load: float, servers: int) -> float:
-    """The wait of equal services over that of services without memory."""
-    if load <= 0:
-        return 0.5
-    used = load / servers
-    more = (1 - used) * (servers - 1) * (math.sqrt(4 + 5 * servers) - 2) / (16 * used * servers)
-    return min(0.5 * (1 + more), 1.0)
+    """The wait over that of services without memory: between that of equal ones (Cosmetatos 1975)
+    and 1, by the weighted harmonic mean of Kimura (1986); exact for one server.
+    """
+    used, equal = load / servers, 0.5
+    if load > 0:
+        more = (1 - used) * (servers - 1) * (math.sqrt(4 + 5 * servers) - 2) / (16 * used * servers)
+        equal = min(0.5 * (1 + more), 1.0)
+    return (1 + variation) / (2 * variation + (1 - variation) / equal)
 
 
 def shared_s(
-    rate_per_s: float,
-    work_s: float,
-    devices: int,
-    yields: Sequence[float],
-    variation: float = 1.0,
+    rate_per_s: float, work_s: float, devices: int, yields: Sequence[float], variation: float = 1.0
 ) -> tuple[float, float]:
     """Mean seconds in service, and of waiting before it, on `devices`, each of which serves at most
     `len(yields) - 1` requests at a time and does `yields[n]` seconds of work in a second with n.
 
     Requests spread evenly. The number of requests is a chain of births and deaths: what is in
-    service does not depend on how services vary, what waits does (`wait_of_s`). With one request a
+    service does not depend on how services vary, what waits does (`wait_s`). With one request a
     device and `variation` 1 it is M/M/R. Infinite where the devices cannot do the work.
     """
     servers = devices * (len(yields) - 1)

@@ -42,20 +42,13 @@ def packed(pieces: list[Piece], load: float, memory_bytes: int) -> Placement:
 def test_no_device_has_more_than_its_time_and_memory(drawn: list[tuple[float, int, int]]) -> None:
     pieces = made(drawn)
     placement = packed(pieces, 1.2, 150)
-    ordinals: dict[int, int] = {}
-    loads: dict[int, float] = {}
-    held: dict[int, int] = {}
-    for piece in pieces:
-        ordinal = ordinals.get(piece.station, 0)
-        ordinals[piece.station] = ordinal + 1
-        device = placement[piece.station][ordinal]
-        loads[device] = loads.get(device, 0.0) + piece.load
-        held[device] = held.get(device, 0) + piece.memory_bytes
-    assert max(loads.values()) <= 1.2 * (1 + 1e-6)
-    assert max(held.values()) <= 150
-    assert [len(of) for of in placement] == [
-        ordinals.get(number, 0) for number in range(len(placement))
-    ]
+    stations = [number for number, devices in enumerate(placement) for _ in devices]
+    assert stations == [piece.station for piece in pieces]
+    at = [device for devices in placement for device in devices]
+    for device in range(max(at) + 1):
+        own = [piece for piece, there in zip(pieces, at, strict=True) if there == device]
+        assert sum(piece.load for piece in own) <= 1.2 * (1 + 1e-6)
+        assert sum(piece.memory_bytes for piece in own) <= 150
 
 
 def fewest(pieces: list[Piece], devices: list[tuple[float, int]]) -> int:
