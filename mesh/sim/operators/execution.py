@@ -14,7 +14,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import field
-from functools import partial
+from functools import lru_cache, partial
 from heapq import heappop, heappush
 
 from mesh.domain.errors import InvalidInput
@@ -120,12 +120,15 @@ class _Station:
         self.transient_bytes = max(rows.values(), default=0)
         """… of each token at work."""
         self.servers: list[_Server] = []
-        self.known_s: dict[tuple[int, ...], float] = {}
-        """Seconds by lengths."""
+        self.seconds = lru_cache(KNOWN_MAX)(partial(self._seconds, table.phase))
+        """Seconds of a visit, by the lengths of its batch."""
         self.waiting: list[tuple[float, int, _Pass]] = []
         """Those that any server may take; where the KV cache is kept, those that no device has the
         memory for yet.
         """
+
+    def _seconds(self, phase: Phase, lengths: tuple[int, ...]) -> float:
+        return self.share * sum(each.seconds(phase, lengths) for each in self.operators)
 
     def size(self, one: _Pass) -> int:
         """Bytes that a request takes while it is at work, beside what is kept of it."""
@@ -230,7 +233,9 @@ class Execution:
         ] or not all(placement):
             raise InvalidInput("the placement is of another plan: its stations or replicas differ")
         self._staff(placement)
-        self._route = self._steps(visits)
+        every = [*range(len(self._stations))]
+        self._route = every if len(every) == 1 else [0, *every[1:-1] * visits, every[-1]]
+        """The stations that an iteration comes by: embedding, layers, head."""
 
     def run(self, requests: Iterable[Request], warm: int = 0) -> Executed:
         """All requests to their end; the first `warm` do not count."""
@@ -249,16 +254,6 @@ class Execution:
         else:
             raise InvalidInput(f"the execution has more than {EVENTS_MAX} events")
         return self._result(len(every) - warm)
-
-    def _steps(self, visits: int) -> list[int]:
-        """The stations that an iteration comes by, in order."""
-        if len(self._stations) == 1:
-            return [0]
-        roles = {number: each.operators[0].role for number, each in enumerate(self._stations)}
-        inner = [number for number, role in roles.items() if role not in OUTSIDE_LAYERS]
-        first = [number for number, role in roles.items() if role is Role.EMBEDDING]
-        last = [number for number, role in roles.items() if role is Role.HEAD]
-        return [*first, *inner * visits, *last]
 
     def _staff(self, placement: Placement) -> None:
         for station, devices in zip(self._stations, placement, strict=True):
@@ -407,15 +402,11 @@ class Execution:
                 size = sum(one.data_bytes for one in server.batch if one.device is source)
                 hops = max(one.data_hops for one in server.batch if one.device is source)
                 arrived_s = max(arrived_s, self._transfer(source, size, hops))
+        device.receiving += 1
         if arrived_s > self._clock.now_s():
-            device.receiving += 1
-            self._clock.call_at(arrived_s, partial(self._received, server))
+            self._clock.call_at(arrived_s, partial(self._compute, server))
         else:
             self._compute(server)
-
-    def _received(self, server: _Server) -> None:
-        server.device.receiving -= 1
-        self._compute(server)
 
     def _transfer(self, source: _Device, size: int, hops: float) -> float:
         """When data that leaves a device now has arrived, in so many pieces."""
@@ -429,39 +420,31 @@ class Execution:
         return source.link_free_s
 
     def _compute(self, server: _Server) -> None:
-        station = server.station
         lengths = sorted(one.request.tokens for one in server.batch)
-        key = tuple(lengths)
-        if (work_s := station.known_s.get(key)) is None:
-            phase = self._table.phase
-            work_s = station.share * sum(each.seconds(phase, key) for each in station.operators)
-            if len(station.known_s) < KNOWN_MAX:
-                station.known_s[key] = work_s
-        device = server.device
+        work_s, device = server.station.seconds(tuple(lengths)), server.device
+        device.receiving -= 1
         device.advance(self._clock.now_s())
         server.left_s = server.work_s = work_s
-        server.size = sum(lengths) if self._table.phase is Phase.PREFILL else len(lengths)
+        server.size = len(lengths) if server.station.decodes else sum(lengths)
         device.admitted_s += work_s
         device.active.append(server)
         self._await(device)
 
     def _await(self, device: _Device) -> None:
-        """Come back when the next server of a device is done, unless its work changes before."""
+        """Come back when the next server of a device is done, unless its work changes before. What
+        it does in a second is by the curve of its largest batch at work.
+        """
         device.version += 1
         if not device.active:
             return
-        device.speed_s = self._yielded(device) / len(device.active)
+        index = bisect_right(self._sizes, max(server.size for server in device.active)) - 1
+        yields_s = self._yields[max(index, 0)][min(len(device.active), LANES_MAX)]
+        device.speed_s = yields_s / len(device.active)
         least_s = min(server.left_s for server in device.active)
         self._clock.call_at(
             self._clock.now_s() + max(least_s, 0.0) / device.speed_s,
             partial(self._due, device, device.version),
         )
-
-    def _yielded(self, device: _Device) -> float:
-        """Seconds of work that it does in a second, by the curve of its largest batch at work."""
-        size = max(server.size for server in device.active)
-        index = bisect_right(self._sizes, size) - 1
-        return self._yields[max(index, 0)][min(len(device.active), LANES_MAX)]
 
     def _due(self, device: _Device, version: int) -> None:
         """Raises AssertionError where a server that is due has work left, or had too much time."""
@@ -483,14 +466,13 @@ class Execution:
         self._await(device)
         for server in done:
             batch, server.batch = server.batch, []
-            rows = self._table.phase is Phase.PREFILL
+            station = server.station
             for one in batch:
+                rows = 1 if station.decodes else one.request.tokens
                 one.step += 1
                 one.device = device
-                one.data_hops = server.station.hops
-                one.data_bytes = round(
-                    (one.request.tokens if rows else 1) * server.station.output_bytes
-                )
+                one.data_hops = station.hops
+                one.data_bytes = round(rows * station.output_bytes)
             if batch[0].step == len(self._route):
                 batch = self._pass_over(batch)
             if batch:
@@ -505,16 +487,12 @@ class Execution:
     def _pass_over(self, ones: Sequence[_Pass]) -> list[_Pass]:
         """Those that want another token, at its beginning."""
         now_s = self._clock.now_s()
-        again = []
         for one in ones:
             one.spent_s += now_s - one.began_s
-            one.left -= 1
-            if one.left:
-                one.began_s, one.step = now_s, 0
-                again.append(one)
-            else:
+            one.began_s, one.step, one.left = now_s, 0, one.left - 1
+            if not one.left:
                 self._over(one)
-        return again
+        return [one for one in ones if one.left]
 
     def _over(self, one: _Pass) -> None:
         self._ended += 1

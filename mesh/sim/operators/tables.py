@@ -94,10 +94,7 @@ def operator_table(
     Raises NotFound for an unknown model or device, InvalidInput where it does not fit the group.
     """
     file = _file_of(model, device)
-    raw = file["models"][model]
-    curves = file["curves"]
-    made = read_operators(model, raw, file, devices)
-    of = dict(file["device"])
+    raw, curves, of = file["models"][model], file["curves"], dict(file["device"])
     idle, busy = of.pop("idle_watts"), of.pop("busy_watts")[phase]
     of["memory_bytes"] = int(of["memory_bytes"])
     return OperatorTable(
@@ -110,7 +107,7 @@ def operator_table(
             (int(size), ShareCurve(shares=tuple(curves["shares"]), ratios=tuple(ratios)))
             for size, ratios in sorted(curves[phase].items(), key=lambda item: int(item[0]))
         ),
-        operators=made,
+        operators=read_operators(model, raw, file, devices),
         source=file["source"],
         error=raw["error"],
     )
@@ -222,22 +219,13 @@ class FittedTimes:
     ) -> Operator:
         """One operator, by its column of milliseconds where there is one."""
         shape = self.shape
+        kv_bytes = 2 * BYTES * shape.kv(self.devices) if role is Role.ATTENTION else 0
         if role is Role.ATTENTION:
             fit, width = self.fit, shape.queries / self.devices
-            read_bytes = 2 * BYTES * shape.kv(self.devices)
-            prefill = Grid(
-                rows=PROMPTS,
-                columns=(0,),
-                seconds=tuple((prompt_s(fit, n, width),) for n in PROMPTS),
-            )
-            decode = Grid(
-                rows=tokens,
-                columns=CONTEXTS,
-                seconds=tuple(
-                    tuple(decode_s(fit, batch, read_bytes * of) for of in CONTEXTS)
-                    for batch in tokens
-                ),
-            )
+            column = tuple((prompt_s(fit, n, width),) for n in PROMPTS)
+            prefill = Grid(rows=PROMPTS, columns=(0,), seconds=column)
+            seconds = [[decode_s(fit, n, kv_bytes * of) for of in CONTEXTS] for n in tokens]
+            decode = Grid(rows=tokens, columns=CONTEXTS, seconds=tuple(map(tuple, seconds)))
         else:
             known: Sequence[float | None] = given or (None,) * len(tokens)
             column = tuple((self._seconds(role, *of),) for of in zip(tokens, known, strict=True))
@@ -251,9 +239,7 @@ class FittedTimes:
             decode=decode,
             weights_bytes=BYTES * self._weights(role),
             transient_bytes_per_row=BYTES * (inputs + outputs) // parts,
-            kv_bytes_per_token=2 * BYTES * shape.layers * shape.kv(self.devices)
-            if role is Role.ATTENTION
-            else 0,
+            kv_bytes_per_token=shape.layers * kv_bytes,
             output_bytes_per_row=BYTES * outputs,
         )
 
