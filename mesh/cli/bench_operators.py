@@ -14,15 +14,7 @@ from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
 from mesh.domain.errors import MeshError, NotFound
 from mesh.evaluation.operator_page import HEADERS, page, rows
-from mesh.evaluation.operators import (
-    FULL,
-    QUICK,
-    PointJob,
-    oracle,
-    points,
-    record,
-    throughput_gain,
-)
+from mesh.evaluation.operators import FULL, QUICK, PointJob, oracle, points, record, throughput_gain
 from mesh.evaluation.runs import JOBS_MAX, Failed, run_all
 from mesh.sim.operators.tables import DEVICES
 

@@ -20,7 +20,7 @@ from mesh.domain.operators import OperatorTable, Phase
 from mesh.domain.values import dataclass
 from mesh.plan import conserving
 from mesh.plan.conserving import Placed
-from mesh.plan.placement import place_greedy, place_whole
+from mesh.plan.placement import Placement, place_greedy, place_whole
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators, whole_plan
 from mesh.plan.problem import (
     LANES_MAX,
@@ -40,6 +40,8 @@ from mesh_workloads.reading import read, recognise
 PAPER, CONSERVING = "paper", "conserving"
 GREEDY = "operators-greedy"
 PLANNERS = ("model", "model-shared", GREEDY, "operators")
+MAKE = {"model": plan_model, GREEDY: plan_greedy, "operators": plan_operators}
+"""Those by the paper's formulas."""
 DENSE, MIXTURE = "qwen2-7b", "qwen2-57b-a14b"
 SIZES = ("qwen2-0.5b", "qwen2-1.5b", DENSE, "qwen2-72b")
 SLO_TIMES = 2.0
@@ -57,8 +59,8 @@ SEED = 1
 RATE_TIMES = 6
 """Times a point's rate, up to which its devices are loaded."""
 TRIAL_SEEDS = (1_000_001, 1_000_002, 1_000_003)
-PASSES, FEWER = 32, 4
-"""Tokens of an answer, executed, and so many times fewer answers than prompts."""
+PASSES, FEWER = {Phase.PREFILL: 1, Phase.DECODE: 32}, 4
+"""Iterations of a request, executed, and so many times fewer answers than prompts."""
 VISITS = 2
 """The turns in which an iteration comes by its layers."""
 FULL, QUICK = 5000, 1000
@@ -73,11 +75,11 @@ class Point:
 
     figure: str
     name: str
-    model: str
-    phase: Phase
-    rate_per_s: float
+    model: str = DENSE
+    phase: Phase = Phase.PREFILL
+    rate_per_s: float = 40.0
     """Prompts, or tokens when decoding."""
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...] = (2048,)
     slo_times: float = SLO_TIMES
     slo_of: str = ""
     """The model whose unloaded iteration the SLO is a multiple of; empty for its own."""
@@ -108,15 +110,11 @@ class Cell:
     memory_bytes: int
     energy_j: float
     plan_ms: float
-    """What planning and placing took, without the trials."""
+    """What planning and placing took of a processor, without the trials."""
     expected_s: float
     executed: Executed
     used: float
     """The load of full batches over what its devices yield."""
-
-
-Cells = Mapping[str, Mapping[str, Cell]]
-"""By accounting and planner."""
 
 
 def points(
@@ -133,36 +131,21 @@ def _of_figures(quick: bool, device: str) -> list[Point]:
     step = 2 if quick else 1
     return [
         *(_of_length(*of, device) for of in product((DENSE, MIXTURE), LENGTHS[::step])),
-        *(
-            _prompts(f"qps {model}", str(rate), model, tokens, float(rate))
-            for model, tokens in ((DENSE, 2048), (MIXTURE, 1024))
-            for rate in RATES[::step]
-        ),
+        *(_at_rate("qps", *of) for of in product((DENSE, MIXTURE), RATES[::step])),
         *_over_phases(),
-        *(_prompts("size", model, model, 2048, 40.0, slo_of=SIZES[-1]) for model in SIZES),
-        *(
-            replace(_prompts("slo", f"{times:g}", DENSE, 2048, 40.0), slo_times=times)
-            for times in (1.5, 2.0, 3.0)
-        ),
+        *(Point(figure="size", name=model, model=model, slo_of=SIZES[-1]) for model in SIZES),
+        *(Point(figure="slo", name=f"{times:g}", slo_times=times) for times in (1.5, 2.0, 3.0)),
     ]
 
 
-def _prompts(
-    figure: str, name: str, model: str, tokens: int, rate_per_s: float, slo_of: str = ""
-) -> Point:
-    return Point(
-        figure=figure,
-        name=name,
-        model=model,
-        phase=Phase.PREFILL,
-        rate_per_s=rate_per_s,
-        lengths=(tokens,),
-        slo_of=slo_of,
-    )
+def _at_rate(figure: str, model: str, rate: float) -> Point:
+    lengths = (2048,) if model == DENSE else (1024,)
+    of = f"{figure} {model}"
+    return Point(figure=of, name=str(rate), model=model, lengths=lengths, rate_per_s=float(rate))
 
 
 def _of_length(model: str, tokens: int, device: str) -> Point:
-    one = _prompts(f"length {model}", str(tokens), model, tokens, 40.0)
+    one = Point(figure=f"length {model}", name=str(tokens), model=model, lengths=(tokens,))
     work_s = replace(one, device=device).table().seconds((tokens,))
     return replace(one, rate_per_s=round(min(40.0, LOAD_MAX / work_s), 3))
 
@@ -182,22 +165,12 @@ def _both(
     figure: str, name: str, prompts: Sequence[int], answer: float, rate: float
 ) -> Iterable[Point]:
     """Prompts, and the tokens of their answers, as points of their own."""
-    first = Point(
-        figure=figure,
-        name=f"{name} prefill",
-        model=DENSE,
-        phase=Phase.PREFILL,
-        rate_per_s=rate,
-        lengths=tuple(prompts),
-    )
-    yield first
-    yield replace(
-        first,
-        name=f"{name} decode",
-        phase=Phase.DECODE,
-        rate_per_s=rate * answer,
-        lengths=tuple(each + round(answer / 2) for each in prompts),
-    )
+    for phase, per_s, more in (
+        (Phase.PREFILL, rate, 0),
+        (Phase.DECODE, rate * answer, round(answer / 2)),
+    ):
+        lengths, of = tuple(each + more for each in prompts), f"{name} {phase}"
+        yield Point(figure=figure, name=of, phase=phase, rate_per_s=per_s, lengths=lengths)
 
 
 def _of_trace(path: Path) -> Iterable[Point]:
@@ -231,30 +204,25 @@ class PointJob:
         return self.point.rate_per_s
 
     def compute(self) -> dict[str, dict[str, Cell]]:
-        return cells(self.point.problem(), self.requests)
-
-
-def cells(problem: Problem, requests: int) -> dict[str, dict[str, Cell]]:
-    """By accounting and planner. Raises InvalidInput where the SLO is infeasible."""
-    made: dict[str, dict[str, Cell]] = {PAPER: {}, CONSERVING: {}}
-    run = _Executions(problem=problem, requests=requests)
-    for name in PLANNERS:
-        before_s = time.perf_counter()
-        try:
-            placed = _paper(problem, name)
-        except InvalidInput:
-            if name != GREEDY:
-                raise
-            continue  # Algorithm 1 gives up where others find a plan.
-        plan_ms = 1e3 * (time.perf_counter() - before_s)
-        energy_j = problem.energy_j(placed.plan)
-        made[PAPER][name] = _cell(problem, placed, plan_ms, run.executed(placed), energy_j)
-    fewest: dict[str, Placed] = {}
-    for name in PLANNERS:
-        placed, plan_ms = run.first_kept(_conserving(problem, name, fewest))
-        fewest[name] = placed
-        made[CONSERVING][name] = _cell(problem, placed, plan_ms, run.executed(placed))
-    return made
+        """By accounting and planner. Raises InvalidInput where the SLO is infeasible."""
+        problem = self.point.problem()
+        made: dict[str, dict[str, Cell]] = {PAPER: {}, CONSERVING: {}}
+        run = _Executions(problem=problem, requests=self.requests)
+        for name in PLANNERS:
+            before_s = time.process_time()
+            try:
+                placed = _paper(problem, name)
+            except InvalidInput:
+                if name != GREEDY:
+                    raise
+                continue  # Algorithm 1 gives up where others find a plan.
+            plan_s, energy_j = time.process_time() - before_s, problem.energy_j(placed.plan)
+            made[PAPER][name] = run.cell(placed, plan_s, energy_j)
+        fewest: dict[str, Placed] = {}
+        for name in PLANNERS:
+            fewest[name], plan_s = run.first_kept(_conserving(problem, name, fewest))
+            made[CONSERVING][name] = run.cell(fewest[name], plan_s)
+        return made
 
 
 @dataclass(slots=True, kw_only=True)
@@ -265,19 +233,31 @@ class _Executions:
     requests: int
     known: dict[object, Executed] = field(default_factory=dict)
 
-    def executed(self, placed: Placed) -> Executed:
-        return self._once(placed, SEED, 0.0)
+    def cell(self, placed: Placed, plan_s: float, energy_j: float | None = None) -> Cell:
+        """With the joules of an iteration, or those of the execution."""
+        problem, executed = self.problem, self._once(placed, SEED, 0.0)
+        devices, each_j = problem.table.devices, executed.energy_j / executed.requests
+        return Cell(
+            devices=placed.devices * devices,
+            sum_pr=placed.plan.sum_r * devices,
+            memory_bytes=placed.memory_bytes(problem),
+            energy_j=each_j if energy_j is None else energy_j * PASSES[problem.table.phase],
+            plan_ms=1e3 * plan_s,
+            expected_s=placed.expected_s,
+            executed=executed,
+            used=placed.used(problem),
+        )
 
     def first_kept(self, candidates: Iterable[Placed]) -> tuple[Placed, float]:
-        """The first whose trials keep the SLO, and the milliseconds that planning took. Raises
+        """The first whose trials keep the SLO, and the seconds that planning took. Raises
         InvalidInput where none does.
         """
-        plan_s, before_s = 0.0, time.perf_counter()
+        plan_s, before_s = 0.0, time.process_time()
         for placed in candidates:
-            plan_s += time.perf_counter() - before_s
+            plan_s += time.process_time() - before_s
             if all(self._once(placed, seed, MET).met >= MET for seed in TRIAL_SEEDS):
-                return placed, 1e3 * plan_s
-            before_s = time.perf_counter()
+                return placed, plan_s
+            before_s = time.process_time()
         raise InvalidInput(
             f"no plan keeps {self.problem.demand.slo_s * 1e3:.4g} ms for {100 * MET:g} % of the "
             "requests",
@@ -285,19 +265,16 @@ class _Executions:
         )
 
     def _once(self, placed: Placed, seed: int, least_met: float) -> Executed:
-        key = (placed.plan.stations, placed.placement, placed.lanes, seed)
-        if key not in self.known:
-            self.known[key] = self._execute(placed, seed, least_met)
-        return self.known[key]
-
-    def _execute(self, placed: Placed, seed: int, least_met: float) -> Executed:
         """A plan under Poisson arrivals, quicker ones in a trial; it ends early once fewer than
         `least_met` can keep the SLO. The first requests, until the answers among them are through,
         do not count.
         """
+        key = (placed.plan.stations, placed.placement, placed.lanes, seed)
+        if key in self.known:
+            return self.known[key]
         table, demand = self.problem.table, self.problem.demand
         tokens_per_s = demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
-        passes = passes_of(table.phase)
+        passes = PASSES[table.phase]
         count = self.requests // (1 if passes == 1 else FEWER)
         warm = count // 10
         if passes > 1:
@@ -311,24 +288,17 @@ class _Executions:
             visits=VISITS,
             misses_max=int((1 - least_met) * count) if least_met else None,
         )
-        rate = tokens_per_s / passes
-        return execution.run(poisson(rate, demand.lengths, count + warm, seed, passes), warm)
-
-
-def passes_of(phase: Phase) -> int:
-    """The iterations of a request, executed."""
-    return PASSES if phase is Phase.DECODE else 1
+        arrivals = poisson(tokens_per_s / passes, demand.lengths, count + warm, seed, passes)
+        self.known[key] = execution.run(arrivals, warm)
+        return self.known[key]
 
 
 def _paper(problem: Problem, name: str) -> Placed:
     """Plan and placement by the paper's formulas."""
-    if name == "model":
-        plan = plan_model(problem)
-        return Placed(plan=plan, placement=place_whole(plan), expected_s=problem.expected_s(plan))
     if name == "model-shared":
         return _shared(problem)
-    planner = plan_greedy if name == GREEDY else plan_operators
-    return _by_algorithm_2(problem, planner(problem))
+    plan = MAKE[name](problem)
+    return _placed(problem, plan, place_whole(plan) if name == "model" else None)
 
 
 def _shared(problem: Problem) -> Placed:
@@ -338,45 +308,22 @@ def _shared(problem: Problem) -> Placed:
     least = plan_model(problem)
     staffed = least.stations[0]
     every = (
-        _by_algorithm_2(problem, whole_plan(problem, staffed.replicas + more, staffed.batch))
+        _placed(problem, whole_plan(problem, staffed.replicas + more, staffed.batch))
         for more in range(staffed.replicas + 3)
     )
     return min(every, key=lambda placed: (placed.devices, placed.plan.sum_r))
 
 
-def _by_algorithm_2(problem: Problem, plan: Plan) -> Placed:
-    placement = place_greedy(problem, plan)
+def _placed(problem: Problem, plan: Plan, at: Placement | None = None) -> Placed:
+    """By algorithm 2, unless its placement is given."""
+    placement = place_greedy(problem, plan) if at is None else at
     return Placed(plan=plan, placement=placement, expected_s=problem.expected_s(plan))
 
 
 def _conserving(problem: Problem, name: str, fewest: Mapping[str, Placed]) -> Iterable[Placed]:
-    if name == "model":
-        return conserving.models(problem, 1)
-    if name == "model-shared":
-        return conserving.models(problem, LANES_MAX)
-    planner = plan_greedy if name == GREEDY else plan_operators
-    return conserving.operators(problem, planner, fewest["model-shared"])
-
-
-def _cell(
-    problem: Problem,
-    placed: Placed,
-    plan_ms: float,
-    executed: Executed,
-    energy_j: float | None = None,
-) -> Cell:
-    table = problem.table
-    passes = passes_of(table.phase)
-    return Cell(
-        devices=placed.devices * table.devices,
-        sum_pr=placed.plan.sum_r * table.devices,
-        memory_bytes=placed.memory_bytes(problem),
-        energy_j=executed.energy_j / executed.requests if energy_j is None else energy_j * passes,
-        plan_ms=plan_ms,
-        expected_s=placed.expected_s,
-        executed=executed,
-        used=placed.used(problem),
-    )
+    if name.startswith("model"):
+        return conserving.models(problem, 1 if name == "model" else LANES_MAX)
+    return conserving.operators(problem, MAKE[name], fewest["model-shared"])
 
 
 def oracle(
@@ -388,11 +335,11 @@ def oracle(
     """
     greedy, exact, took, gave_up = [], [], [], 0
     for model, rate in product((DENSE, MIXTURE), rates):
-        point = _prompts("oracle", str(rate), model, 1024, float(rate))
-        problem = replace(point, device=device).problem()
-        before_s = time.perf_counter()
+        point = replace(_at_rate("oracle", model, rate), lengths=(1024,), device=device)
+        problem = point.problem()
+        before_s = time.process_time()
         best = plan_operators(problem).sum_r
-        took.append(1e3 * (time.perf_counter() - before_s))
+        took.append(1e3 * (time.process_time() - before_s))
         try:
             greedy.append(plan_greedy(problem).sum_r / best - 1)
         except InvalidInput:
@@ -427,7 +374,7 @@ def _most(problem: Problem, devices: int, plan: Callable[[Problem], Placed]) -> 
     demand, rate = problem.demand, problem.demand.rate_per_s * RATE_TIMES
     while rate > demand.rate_per_s:
         try:
-            if plan(replace(problem, demand=replace(demand, rate_per_s=rate))).devices <= devices:
+            if plan(problem.but(demand=replace(demand, rate_per_s=rate))).devices <= devices:
                 return rate
         except InvalidInput:
             pass  # The rate is above what can be planned or placed: a lower one may not be.
@@ -435,14 +382,8 @@ def _most(problem: Problem, devices: int, plan: Callable[[Problem], Placed]) -> 
     return demand.rate_per_s
 
 
-Found = Mapping[Point, Cells]
-SAVINGS = (
-    ("gpu_saving", "operators", "devices"),
-    ("gpu_saving_shared", "model-shared", "devices"),
-    ("energy_saving", "operators", "energy_j"),
-    ("memory_saving", "operators", "memory_bytes"),
-)
-"""What a planner saves over `model` by the paper's formulas."""
+Found = Mapping[Point, Mapping[str, Mapping[str, Cell]]]
+"""By accounting and planner."""
 
 
 def record(
@@ -451,12 +392,14 @@ def record(
     """As one plain value, for `-o json`, with what `oracle` tells. Savings are 1 - planner's /
     baseline's; points at which algorithm 1 gave up lack its cell.
     """
-    every = [cell for by in found.values() for cell in by[CONSERVING].values()]
+    met = [cell.executed.met for by in found.values() for cell in by[CONSERVING].values()]
     models = PLANNERS[:2]
-    fewer = {name: _savings(found, CONSERVING, "operators", name, "devices") for name in models}
-    smaller = {
-        name: _savings(found, CONSERVING, "operators", name, "memory_bytes") for name in models
-    }
+    paper, ours = (partial(_savings, accounting=of) for of in (PAPER, CONSERVING))
+    fewer = {name: ours(found, "operators", name, "devices") for name in models}
+    smaller = {name: ours(found, "operators", name, "memory_bytes") for name in models}
+    gain = None
+    if gains:
+        gain = {"min": round(min(gains), 3), "mean": _mean(gains), "max": round(max(gains), 3)}
     phases = {
         phase: {point: by for point, by in found.items() if point.phase is phase} for phase in Phase
     }
@@ -467,23 +410,14 @@ def record(
             for accounting, planners in by.items()
         }
     return {
-        **{
-            f"{name}_max": _most_of(_savings(found, PAPER, planner, "model", key))
-            for name, planner, key in SAVINGS
-        },
-        "throughput_gain_fixed": {
-            "min": round(min(gains), 3),
-            "mean": _mean(gains),
-            "max": round(max(gains), 3),
-        }
-        if gains
-        else None,
-        "executed_met_min": min((one.executed.met for one in every), default=None),
+        "gpu_saving_max": _most_of(paper(found, "operators", "model", "devices")),
+        "gpu_saving_shared_max": _most_of(paper(found, "model-shared", "model", "devices")),
+        "energy_saving_max": _most_of(paper(found, "operators", "model", "energy_j")),
+        "memory_saving_max": _most_of(paper(found, "operators", "model", "memory_bytes")),
+        "throughput_gain_fixed": gain,
+        "executed_met_min": min(met, default=None),
         "queueing_error": {
-            phase.value: {
-                "models": _errors(of, models),
-                "operators": _errors(of, ("operators",)),
-            }
+            phase.value: {"models": _errors(of, models), "operators": _errors(of, ("operators",))}
             for phase, of in phases.items()
         },
         "paper_plans_refuted": _refuted(found, (GREEDY, "operators")),
@@ -496,12 +430,7 @@ def record(
         },
         "memory_saving_conserving_max": {name: _most_of(each) for name, each in smaller.items()},
         "prefill_and_decode": {
-            phase.value: _mean(
-                _savings(
-                    {point: by for point, by in of.items() if point.figure == "phase"},
-                    *(PAPER, "operators", "model", "devices"),
-                )
-            )
+            phase.value: _mean(paper(of, "operators", "model", "devices", figure="phase"))
             for phase, of in phases.items()
         },
         **(tested or {}),
@@ -509,10 +438,13 @@ def record(
     }
 
 
-def _savings(found: Found, accounting: str, planner: str, over: str, key: str) -> list[float]:
+def _savings(
+    found: Found, planner: str, over: str, key: str, *, accounting: str, figure: str = ""
+) -> list[float]:
     return [
         1 - getattr(by[accounting][planner], key) / getattr(by[accounting][over], key)
-        for by in found.values()
+        for point, by in found.items()
+        if figure in ("", point.figure)
     ]
 
 

@@ -29,14 +29,7 @@ from mesh.plan.conserving import Placed
 from mesh.plan.planners import plan_model
 from mesh.plan.problem import Problem
 
-SMALL = Point(
-    figure="qps",
-    name="10",
-    model="qwen2-7b",
-    phase=Phase.PREFILL,
-    rate_per_s=10.0,
-    lengths=(1024,),
-)
+SMALL = Point(figure="qps", name="10", rate_per_s=10.0, lengths=(1024,))
 
 
 def test_points_are_those_of_the_papers_figures() -> None:
@@ -99,8 +92,8 @@ def test_the_largest_rate_is_found_though_devices_fall_with_it() -> None:
 
 def test_all_planners_are_tried_alike_and_trials_are_no_planning() -> None:
     run = _Executions(problem=SMALL.problem(), requests=150)
-    kept, plan_ms = run.first_kept(conserving.models(run.problem, 1))
-    assert plan_ms < 1000
+    kept, plan_s = run.first_kept(conserving.models(run.problem, 1))
+    assert plan_s < 1
     assert {one.requests for one in run.known.values() if one.met >= 0.99} == {165}
     again, _ = run.first_kept(iter([kept]))
     assert again is kept
@@ -114,6 +107,7 @@ def test_the_exact_planner_is_the_oracle() -> None:
     assert tested["oracle_gave_up"] < 4
     assert tested["oracle_gap"] == 0
     assert tested["oracle_gap_greedy"] >= 0
+    assert tested["plan_ms_p99"] <= 50
 
 
 def test_a_trace_gives_lengths_and_rate(tmp_path: Path) -> None:
