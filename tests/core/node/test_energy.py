@@ -29,18 +29,13 @@ def test_reckoned_joules_are_those_of_the_watts_and_go_with_the_seconds_reported
 ) -> None:
     node = NodeUnderTest("i1", power=POWER)
     assert beat(node) is None
-    began_s, idle_j, busy_j, busy_s, reported_s = node.now_s, 0.0, 0.0, 0.0, 0.0
+    began_s, reported_s, all_told = node.now_s, 0.0, list[Energy]()
 
     def tell_beat() -> None:
-        nonlocal idle_j, busy_j, busy_s
         told = beat(node)
-        if told is not None and told.idle_j is not None and told.busy_j is not None:
+        if told is not None and told.busy_j is not None:
             assert told.source is EnergySource.WATTS
-            idle_j, busy_j, busy_s = (
-                idle_j + told.idle_j,
-                busy_j + told.busy_j,
-                busy_s + told.busy_s,
-            )
+            all_told.append(told)
 
     for number, (kind, seconds) in enumerate(steps):
         if kind == "turn":
@@ -56,7 +51,9 @@ def test_reckoned_joules_are_those_of_the_watts_and_go_with_the_seconds_reported
         tell_beat()
     node.now_s += 0.001
     tell_beat()
-    assert busy_s == pytest.approx(reported_s)
+    busy_j = sum(told.busy_j or 0.0 for told in all_told)
+    idle_j = sum(told.idle_j or 0.0 for told in all_told)
+    assert sum(told.busy_s for told in all_told) == pytest.approx(reported_s)
     assert busy_j == pytest.approx(50.0 * reported_s)
     assert idle_j + busy_j == pytest.approx(POWER.joules(node.now_s - began_s, reported_s))
 
