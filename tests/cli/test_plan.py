@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mesh.cli.verbs.plan import calls_of
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
+from mesh.domain.views import InstancePlan
+from mesh.wire.client import MeshClient
 from tests.cli.conftest import RunningCell
 from tests.cli.running import mesh
 
@@ -20,16 +23,22 @@ def measured(cell: RunningCell) -> Iterator[str]:
     """A deployment whose weights are held as no other test holds them, whose profile would hold for
     it.
     """
-    lines = (
-        *("context_tokens_max: 256", "weights: i8"),
-        *("slo: {ttft_s: 30, tpot_s: 5}", "scaling: {plan: {}}"),
-    )
-    assert cell.mesh("deploy", "-", stdin=cell.manifest("planned", *lines)).code == 0
+    deploy(cell, 256)
     yield "planned"
     cell.mesh("delete", "planned")
 
 
-def test_a_plan_is_told_and_applied_by_the_path_of_scale(cell: RunningCell, measured: str) -> None:
+def deploy(cell: RunningCell, context_tokens_max: int) -> None:
+    lines = (
+        *(f"context_tokens_max: {context_tokens_max}", "weights: i8"),
+        *("slo: {ttft_s: 30, tpot_s: 5}", "scaling: {plan: {}}"),
+    )
+    assert cell.mesh("deploy", "-", stdin=cell.manifest("planned", *lines)).code == 0
+
+
+def test_a_plan_is_told_and_applied_by_the_path_of_scale(
+    cell: RunningCell, measured: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = cell.mesh("plan", measured, *CALLS)
     assert ran.code == 2
     assert "no iteration of 'planned' has been measured" in ran.error_lines[0]
@@ -41,7 +50,8 @@ def test_a_plan_is_told_and_applied_by_the_path_of_scale(cell: RunningCell, meas
     assert (made["replicas"], made["nodes"], made["lacks"]) == (1, ["cpu0"], "")
     assert 0 < made["ttft_s"] < 30
     assert 0 < made["utilisation"] < 0.8
-    assert made["granularity"].startswith("whole models")
+    assert "whole models: no engine of mesh runs single operators" in made["granularity"]
+    assert "it saved no device" in made["granularity"]
     assert ran.err == "planned: keeps 1 instances loaded\n"
     spec = json.loads(cell.mesh("get", measured, "-o", "json").out)["spec"]
     assert spec["scaling"]["replicas_min"] == 1
@@ -49,6 +59,17 @@ def test_a_plan_is_told_and_applied_by_the_path_of_scale(cell: RunningCell, meas
     assert "calls        0.01 calls a second with 24 tokens each, answers of 8" in table
     assert "planned: 0 (no call within 10 s)" in cell.mesh("status").out
     assert "planned" in cell.mesh("describe", measured).out
+    planned = MeshClient.plan
+
+    def changed_meanwhile(client: MeshClient, *asked: Any) -> InstancePlan:
+        made = planned(client, *asked)
+        deploy(cell, 128)
+        return made
+
+    monkeypatch.setattr(MeshClient, "plan", changed_meanwhile)
+    ran = cell.mesh("plan", measured, *CALLS, "--apply")
+    assert ran.code == 2
+    assert "revision 2 serves, the plan was made for 1" in ran.err
 
 
 def test_what_cannot_be_planned_is_said(cell: RunningCell, measured: str) -> None:
@@ -59,7 +80,7 @@ def test_what_cannot_be_planned_is_said(cell: RunningCell, measured: str) -> Non
         (("--rate", "1e9", "--lengths", "16:8"), "calls a second are above the"),
         (("--rate", "1", "--lengths", "16"), "'16' is not such as 128,1024:64"),
         (("--rate", "1"), "give --rate and --lengths together"),
-        (("--rate", "1", "--lengths", "999:8"), "a prompt has 999 tokens"),
+        (("--rate", "1", "--lengths", "999:8"), "a prompt has 999 tokens; the context of"),
     ):
         ran = cell.mesh("plan", measured, *asked)
         assert (ran.code, said in ran.err) == (2, True), ran.err

@@ -25,7 +25,10 @@ from mesh.report.plain import plain_fields
 from mesh.runtime.journal import read_journal
 from mesh.wire.client import MeshClient
 
-GRANULARITY = "whole models: no engine of mesh runs single operators on other devices"
+GRANULARITY = (
+    "whole models: no engine of mesh runs single operators on other devices; where that was "
+    "simulated with device time counted once, it saved no device over whole models that share them"
+)
 
 
 @click.command()
