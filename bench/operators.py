@@ -3,7 +3,8 @@
 The demo model and two made-up shapes, one after the other in this process: each is counted as
 `mesh profile NAME --operators` does it, and the sizes that were counted are timed without counters,
 and in turn with them sizes between, beside which stands what operators and rest come to
-(`operator_sum_error`, in the mean). `rest_share` is what no operator explains, of all that was
+(`operator_sum_error`, in the mean), and prompts beside decodes, which the cell predicts from these
+(`mixed_error`). `rest_share` is what no operator explains, of all that was
 counted; `counter_cost` by how much longer a counted iteration takes, in turn with one that is not.
 Each shape is then estimated from each of the others, as if it had never been measured, operator by
 operator (`estimate_error_operators`) and by bytes and shape, which serves where nothing was counted
@@ -23,10 +24,11 @@ from statistics import mean, median
 from bench.demo_model import stored_model
 from bench.driving import INSTANCE, LoadedModel
 from bench.harness import Report, Table, show_status
-from bench.weights import model_of_zeros
+from bench.weights import LLAMA_1B, model_of_zeros
 from mesh.compute.operators import OperatorSurvey, iteration_s
 from mesh.compute.scaling import Target, best_profile, scaled
 from mesh.compute.survey import undisturbed_s
+from mesh.compute.times import Times
 from mesh.domain.ids import ModelId
 from mesh.domain.profile import REST, IterationShape, OperatorTimes, Profile
 from mesh.domain.reasons import DeviceKind
@@ -35,9 +37,8 @@ from mesh_nodes.energy import energy_counter
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
-CONTEXT_TOKENS, BATCH_MAX, CHUNK_TOKENS = 1536, 16, 512
-QUICK_CHUNK_TOKENS = 32
-KV_TOKENS = BATCH_MAX * 1056
+BOUNDS = {"context_tokens_max": 1536, "batch_max": 16, "kv_tokens": 16 * 1056}
+CHUNK_TOKENS, QUICK_CHUNK_TOKENS = 512, 32
 MEMORY_BYTES = 2**40
 """The engine is told that it has so much: what there really is counts beside it."""
 ROUNDS, COST_ROUNDS = 5, 15
@@ -47,8 +48,9 @@ def _prompt(tokens: int, past: int = 0) -> IterationShape:
     return IterationShape(prefill_tokens=tokens, prefill_past_tokens=past)
 
 
-def _decode(batch: int, context: int) -> IterationShape:
-    return IterationShape(decode_batch=batch, decode_context_tokens=context)
+def _decode(batch: int, context: int, tokens: int = 0, past: int = 0) -> IterationShape:
+    """With so many tokens of a prompt beside it."""
+    return replace(_prompt(tokens, past), decode_batch=batch, decode_context_tokens=context)
 
 
 BEFORE = _decode(2, 64)
@@ -60,6 +62,8 @@ BETWEEN = (
     _decode(6, 800),
 )
 """Sizes that were not counted themselves."""
+MIXED = tuple(_decode(4, 300, *of) for of in ((20, 0), (20, 256), (128, 0), (448, 0)))
+MIXED += tuple(_decode(12, 300, *of) for of in ((20, 0), (128, 256)))
 COSTS = (_decode(1, 128), _decode(8, 128), _prompt(32))
 SHOWN = (_decode(1, 128), _decode(16, 1024), _prompt(32), _prompt(512))
 POWERED = tuple(_decode(batch, 512) for batch in (1, 8, 16))
@@ -67,29 +71,13 @@ POWERED_S = 10.0
 """For so long each is computed over and over."""
 
 
-def _llama(
-    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, tokens: int
-) -> dict[str, object]:
-    return {
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "max_position_embeddings": 8192,
-        "vocab_size": tokens,
-        "tie_word_embeddings": True,
-    }
-
-
+WIDTHS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+)
 MADE_UP = {
-    "wide": _llama(1024, 2816, 8, 16, 4, 32000),
-    "deep": _llama(384, 1024, 40, 6, 2, 16384),
+    "wide": LLAMA_1B | dict(zip(WIDTHS, (1024, 2816, 8, 16, 4, 32000), strict=True)),
+    "deep": LLAMA_1B | dict(zip(WIDTHS, (384, 1024, 40, 6, 2, 16384), strict=True)),
 }
 """123 and 69 million parameters; the demo model has 135, in 30 layers 576 wide."""
 
@@ -101,16 +89,17 @@ class Counted:
     profile: Profile
     shapes: tuple[IterationShape, ...]
     sum_errors: Mapping[IterationShape, float]
-    """By what share operators and rest are off the whole, for each of BETWEEN."""
+    """By what share operators and rest are off the whole, for each of BETWEEN, and predictions from
+    these for each of MIXED.
+    """
     costs: tuple[float, ...]
     joules: tuple[float | None, ...]
     """Joules of an output token, for each of POWERED."""
     why_no_joules: str
 
-    @property
-    def sum_error(self) -> float:
-        """In the mean over BETWEEN."""
-        return mean(map(abs, self.sum_errors.values()))
+    def error(self, sizes: Sequence[IterationShape]) -> float:
+        """In the mean over these."""
+        return mean(abs(off) for shape, off in self.sum_errors.items() if shape in sizes)
 
     @property
     def rest_share(self) -> float:
@@ -126,17 +115,9 @@ def _at(times: OperatorTimes | Profile, shape: IterationShape) -> float:
 def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
     engine = OpenVinoEngine()
     engine.bound_memory(MEMORY_BYTES)
-    model = LoadedModel(
-        engine,
-        stored,
-        kv_tokens=KV_TOKENS,
-        context_tokens_max=CONTEXT_TOKENS,
-        batch_max=BATCH_MAX,
-    )
+    model = LoadedModel(engine, stored, **BOUNDS)
     survey = OperatorSurvey(
-        context_tokens_max=CONTEXT_TOKENS,
-        batch_max=BATCH_MAX,
-        kv_tokens=KV_TOKENS,
+        **BOUNDS,
         prefill_tokens_max=chunk_tokens,
         expected_s=lambda s: (
             s.prefill_tokens + s.decode_batch * (1 + s.decode_context_tokens / 1e3)
@@ -148,7 +129,7 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
         shapes[shape] = None
         counted = engine.count_operators(INSTANCE, shape)
         survey.note(counted.elapsed_s, counted.operators)
-    between = [s for s in BETWEEN if s.prefill_tokens <= chunk_tokens]
+    between = [s for s in (*BETWEEN, *MIXED) if s.prefill_tokens <= chunk_tokens]
     taken = _taken(name, engine, [*shapes, *between])
     prefill, decode = survey.grids(taken.__getitem__)
     footprint, inner = model.footprint, read_architecture(stored.path).intermediate_size
@@ -166,7 +147,10 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
         operators=survey.operators(prefill, decode),
         widths=replace(stored.info, intermediate_size=inner).widths,
     )
-    errors = {s: sum(_at(o, s) for o in profile.operators) / taken[s] - 1.0 for s in between}
+    mixed, errors = Times(profile), {}
+    for s in between:
+        summed_s = sum(_at(each, s) for each in profile.operators)
+        errors[s] = (mixed.iteration_s(s) if s in MIXED else summed_s) / taken[s] - 1.0
     costs = [_cost(engine, shape) for shape in COSTS]
     joules, why = _joules(engine)
     engine.close()
@@ -221,11 +205,10 @@ def _cost(engine: OpenVinoEngine, shape: IterationShape) -> float:
     ]
     ratios = []
     for number in range(COST_ROUNDS):
-        for call in calls:
-            call()  # each model has seen another size before
+        # Each model has seen another size before. They take turns at being the first.
         order = calls[:: 1 if number % 2 else -1]
-        times_s = [call() for call in order][:: 1 if number % 2 else -1]
-        ratios.append(times_s[1] / times_s[0])
+        times_s = dict(zip(order, [call() for call in calls + order][2:], strict=True))
+        ratios.append(times_s[calls[1]] / times_s[calls[0]])
     return median(ratios) - 1.0
 
 
@@ -256,7 +239,8 @@ def run(*, quick: bool = False) -> Report:
         estimates.append((f"{other} from {known}", rule, operators))
     return Report(
         figures={
-            "operator_sum_error": round(mean(c.sum_error for c in counted.values()), 4),
+            "operator_sum_error": round(mean(c.error(BETWEEN) for c in counted.values()), 4),
+            "mixed_error": round(mean(c.error(MIXED) for c in counted.values()), 4),
             "rest_share": round(max(c.rest_share for c in counted.values()), 4),
             "counter_cost": round(max(median(c.costs) for c in counted.values()), 4),
             "estimate_error_operators": round(mean(e[2] for e in estimates), 4),
@@ -290,7 +274,7 @@ def _shown(name: str, counted: Counted) -> Table:
             for each in counted.profile.operators
         ],
         title=(
-            f"{name}: between sizes off by {100 * counted.sum_error:.1f} %, "
+            f"{name}: between sizes off by {100 * counted.error(BETWEEN):.1f} %, "
             f"rest {100 * counted.rest_share:.1f} %, "
             f"counters {', '.join(f'{100 * cost:+.1f}' for cost in counted.costs)} %"
         ),
@@ -298,14 +282,14 @@ def _shown(name: str, counted: Counted) -> Table:
 
 
 def _words(s: IterationShape) -> str:
-    if not s.prefill_tokens:
-        return f"{s.decode_batch} at {s.decode_context_tokens}"
+    decode = f"{s.decode_batch} at {s.decode_context_tokens}" if s.decode_batch else ""
     past = f" behind {s.prefill_past_tokens}" if s.prefill_past_tokens else ""
-    return f"prompt of {s.prefill_tokens}{past}"
+    prompt = f"prompt of {s.prefill_tokens}{past}" if s.prefill_tokens else ""
+    return " beside ".join(filter(None, (prompt, decode)))
 
 
 def _between(counted: Mapping[str, Counted]) -> Table:
-    sizes = [size for size in BETWEEN if all(size in each.sum_errors for each in counted.values())]
+    sizes = [*counted["demo"].sum_errors]
     return Table(
         headings=("operators and rest, off by %", *counted),
         rows=[
