@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.errors import EngineError, OutOfMemory
-from mesh.domain.ids import DeploymentName
-from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
+from mesh.domain.model import ModelFormat, WeightPrecision
 from mesh.domain.operators import DENSE, MIXTURE, Role
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
-from mesh.domain.steps import LoadOrder
 from mesh_nodes.engines.openvino import counting
 from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+from tests.contract.engine_contract import StoredModel
 from tests.nodes.engines.openvino.families import families
 from tests.nodes.engines.openvino.test_families import COMPUTED, ROUNDED, imported
 from tests.nodes.engines.serving import INSTANCE, request, run
@@ -96,14 +95,15 @@ def test_without_memory_for_the_copy_nothing_is_counted(counting_engine: OpenVin
 def test_of_an_exported_graph_no_operators_are_known(engine: OpenVinoEngine) -> None:
     exported = replace(MODEL, format=ModelFormat.OPENVINO_IR)
     with pytest.raises(EngineError, match="an exported graph, of which no operators are counted"):
-        engine._compiler.counted(order_of(exported, Path()))
+        engine._compiler.counted(StoredModel(path=Path(), info=exported).order(INSTANCE))
 
 
 @pytest.mark.parametrize("name", COMPUTED if DEEP else ROUNDED)
 def test_whatever_a_decoder_computes_has_the_role_of_an_operator(tmp_path: Path, name: str) -> None:
     stored = imported(tmp_path, families()[name])
     compiler = Compiler(threads=1, weights=WeightPrecision.F16)
-    graph = compiler.counted(order_of(stored.info, stored.path))
+    order = StoredModel(path=stored.path, info=stored.info).order(INSTANCE)
+    graph = compiler.counted(order)
     known, roles = counting.roles_of(graph.model), defaultdict[Role, set[str]](set)
     for operation in graph.model.get_runtime_model().get_ops():
         kind = operation.get_rt_info()["layerType"].astype(str)
@@ -117,15 +117,3 @@ def test_whatever_a_decoder_computes_has_the_role_of_an_operator(tmp_path: Path,
     wanted = (MIXTURE if of_experts else DENSE) - {Role.KV_WRITE, Role.ACTIVATION, Role.RESIDUAL}
     assert wanted <= set(roles), "the plugin fuses what is left out into others"
     assert ("GatherMatmul" in roles[Role.EXPERTS]) == of_experts
-
-
-def order_of(model: ModelInfo, path: Path) -> LoadOrder:
-    return LoadOrder(
-        instance_id=INSTANCE,
-        deployment=DeploymentName("d"),
-        model=model,
-        model_path=path,
-        kv_blocks=1,
-        context_tokens_max=64,
-        batch_max=1,
-    )
