@@ -126,10 +126,8 @@ class Bench:
         if self.sitting.dry:
             return self.sitting.timed_s(partial(work, 0))
         repeats = min(max(math.ceil(GRAPH_S / about_s), 3), REPEATS_MAX)
-        return (
-            self.sitting.replayed_s(self.sitting.captured(partial(several, work, repeats)))
-            / repeats
-        )
+        graph = self.sitting.captured(partial(several, work, repeats))
+        return self.sitting.replayed_s(graph) / repeats
 
     @cached_property
     def stack(self) -> Stack:
@@ -216,15 +214,12 @@ def mixed_works(bench: Bench, shape: Shape, rows: int) -> dict[Role, Costed]:
         out = torch._grouped_mm(half, down, offs=ends)
         return torch.zeros_like(given).index_add_(0, tokens, out)
 
-    met = count * (1 - (1 - active / count) ** rows)
-    found: dict[Role, Costed] = {
-        Role.GATE: (
-            lambda n: chosen(given @ bench.part(n, count, hidden).t()),
-            2 * hidden * count,
-            0,
-        ),
-        Role.EXPERTS: (mixed, 6 * met * hidden * inner, 6 * rows * active * hidden * inner),
-    }
+    def gate(number: int) -> object:
+        return chosen(given @ bench.part(number, count, hidden).t())
+
+    met, size = count * (1 - (1 - active / count) ** rows), 6 * hidden * inner
+    found: dict[Role, Costed] = {Role.GATE: (gate, 2 * hidden * count, 0)}
+    found[Role.EXPERTS] = mixed, size * met, size * rows * active
     if wide := shape.shared_inner:
         up, down = (multiplied(bench, rows, *of) for of in ((hidden, 2 * wide), (wide, hidden)))
         both = up[1] + down[1], up[2] + down[2]
