@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations_with_replacement
-from operator import add
+from operator import add, sub
 
 from mesh.domain.errors import InvalidInput
 from mesh.plan.problem import REPLICAS_MAX, Choice, Plan, Problem, Staffed, Station
@@ -109,13 +109,11 @@ def _exact(problem: Problem, stations: Sequence[Station]) -> Plan:
 
 def _bound(problem: Problem, options: Sequence[_Options]) -> int:
     """Replicas beyond the least with which some plan keeps the SLO."""
-    mores, took_s = [0] * len(options), [one.at(0)[0] for one in options]
-    gains = [one.at(0)[0] - one.at(1)[0] for one in options]
-    while sum(took_s) > problem.demand.slo_s - ROUNDING_S:
-        n = gains.index(max(gains))
-        mores[n] += 1
-        took_s[n] = options[n].at(mores[n])[0]
-        gains[n] = took_s[n] - options[n].at(mores[n] + 1)[0]
+    mores, slo_s = [0] * len(options), problem.demand.slo_s - ROUNDING_S
+    while sum(took_s := [one.at(n)[0] for one, n in zip(options, mores, strict=True)]) > slo_s:
+        then_s = [one.at(n + 1)[0] for one, n in zip(options, mores, strict=True)]
+        gains = [*map(sub, took_s, then_s)]
+        mores[gains.index(max(gains))] += 1
         if sum(mores) > REPLICAS_MAX:
             raise _infeasible(problem, options)
     return sum(mores)

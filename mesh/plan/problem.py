@@ -5,15 +5,16 @@ operator, or a whole model) how many replicas it has and how large its batches a
 `mesh.domain.operators`. After: `mesh.plan.planners`, which look for plans, `mesh.plan.placement`.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.operators import OperatorTable, Phase, Role, ShareCurve
+from mesh.domain.operators import Operator, OperatorTable, Phase, Role, ShareCurve
+from mesh.domain.values import dataclass
 from mesh.plan.queueing import wait_s
 
 REPLICAS_MAX = 1024
@@ -116,7 +117,7 @@ class Plan:
         return sum(len(each.roles) * each.replicas for each in self.stations)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
     """A table and a demand, counted in the paper's way or, with `conserving`, so that services vary
     as the lengths do and take `stretched` times as long, since others share the device.
@@ -133,7 +134,7 @@ class Problem:
 
     def but(self, **changes: Any) -> "Problem":
         """With other fields, but the lengths and batches that there are: stations stay as made."""
-        made = replace(self, **changes)
+        made = dataclasses.replace(self, **changes)
         kept = ("stations", "whole", "variation")
         vars(made).update({name: each for name, each in vars(self).items() if name in kept})
         return made
@@ -141,12 +142,12 @@ class Problem:
     @cached_property
     def stations(self) -> tuple[Station, ...]:
         """One for each operator. Raises InvalidInput for one that fits no device."""
-        return tuple(self._station((each.role,)) for each in self.table.operators)
+        return tuple(self._station((each,)) for each in self.table.operators)
 
     @cached_property
     def whole(self) -> Station:
         """The whole model. Raises InvalidInput where it fits no device."""
-        return self._station(tuple(each.role for each in self.table.operators))
+        return self._station(self.table.operators)
 
     @cached_property
     def variation(self) -> float:
@@ -154,8 +155,8 @@ class Problem:
         single = [self.table.seconds((length,)) for length in self.demand.lengths]
         return max(fmean([each**2 for each in single]) / fmean(single) ** 2 - 1, 0.0)
 
-    def _station(self, roles: tuple[Role, ...]) -> Station:
-        every = [self._choice(roles, size) for size in self.demand.batches]
+    def _station(self, operators: tuple[Operator, ...]) -> Station:
+        every = [self._choice(operators, size) for size in self.demand.batches]
         memory = self.table.device.memory_bytes
         if not (fit := [each for each in every if each.memory_bytes <= memory]):
             least = min(each.memory_bytes for each in every)
@@ -164,29 +165,24 @@ class Problem:
                 f"{memory / 1e9:.1f} GB",
                 hint="divide the model over more devices, or plan for shorter prompts",
             )
-        return Station(roles=roles, choices=tuple(fit))
+        return Station(roles=tuple(each.role for each in operators), choices=tuple(fit))
 
-    def _choice(self, roles: tuple[Role, ...], batch: int) -> Choice:
-        table, device = self.table, self.table.device
-        chosen = [each for each in table.operators if each.role in roles]
+    def _choice(self, operators: tuple[Operator, ...], batch: int) -> Choice:
+        phase, device, last = self.table.phase, self.table.device, operators[-1]
         drawn = [(length,) * batch for length in self.demand.lengths]
         tokens = round(batch * fmean(self.demand.lengths))
-        rows = [each.rows(table.phase, (tokens // batch,) * batch) for each in chosen]
-        last = chosen[-1]
+        rows = [each.rows(phase, (tokens // batch,) * batch) for each in operators]
         moved = last.output_bytes_per_row * rows[-1] / device.link_bytes_per_s
+        stays = len(operators) > 1 or last.role is Role.HEAD
         return Choice(
             batch=batch,
-            service_s=fmean(
-                sum(each.seconds(table.phase, lengths) for each in chosen) for lengths in drawn
-            ),
-            transfer_s=0.0
-            if len(roles) > 1 or last.role is Role.HEAD
-            else last.repeats * (moved + device.link_latency_s),
-            weights_bytes=sum(each.weights_bytes for each in chosen),
-            kv_bytes=sum(each.kv_bytes_per_token * tokens for each in chosen),
+            service_s=fmean([sum([of.seconds(phase, each) for of in operators]) for each in drawn]),
+            transfer_s=0.0 if stays else last.repeats * (moved + device.link_latency_s),
+            weights_bytes=sum([each.weights_bytes for each in operators]),
+            kv_bytes=sum([each.kv_bytes_per_token * tokens for each in operators]),
             transient_bytes=max(
                 number * each.transient_bytes_per_row
-                for each, number in zip(chosen, rows, strict=True)
+                for each, number in zip(operators, rows, strict=True)
             ),
         )
 
