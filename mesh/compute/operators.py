@@ -6,7 +6,7 @@ more an engine has counted before. Before: `mesh.core.node.measuring`, ahead of 
 iterations. After: `Profile.operators`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from statistics import fmean
 
@@ -31,7 +31,7 @@ LEAST_S = 1e-9
 """What an operator has at a size at which its counters tell of nothing: a table has no zeros."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Point:
     row: int
     column: int
@@ -94,8 +94,8 @@ class OperatorSurvey:
             reach_tokens=reach,
             kv_blocks=kv_tokens // BLOCK_TOKENS,
         )
-        self._prefill = _points(axes.prefill_shapes())
-        self._decode = _points(axes.decode_shapes())
+        self._prefill = [_Point(*of) for of in axes.prefill_shapes()]
+        self._decode = [_Point(*of) for of in axes.decode_shapes()]
         self._order = sorted(
             [*self._prefill, *self._decode], key=lambda point: expected_s(point.shape)
         )
@@ -134,9 +134,7 @@ class OperatorSurvey:
         """Prefill and decode as the counted iterations took, for cores that no profile is of, or as
         `taken_s` says of their sizes. EngineError when either was not counted.
         """
-        if taken_s is None:
-            return self._grids(_Point.elapsed_s)
-        return self._grids(lambda of: taken_s(of.shape))
+        return self._grids(_Point.elapsed_s if taken_s is None else lambda of: taken_s(of.shape))
 
     def operators(self, prefill: Grid, decode: Grid) -> tuple[OperatorTimes, ...]:
         """Each operator that took any time, and REST: what its share in the counted iterations
@@ -182,10 +180,6 @@ def iteration_s(prefill: Grid, decode: Grid, shape: IterationShape) -> float:
 
 def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if size <= most)
-
-
-def _points(shapes: Iterator[tuple[int, int, IterationShape]]) -> list[_Point]:
-    return [_Point(row=row, column=column, shape=shape) for row, column, shape in shapes]
 
 
 def _grid(

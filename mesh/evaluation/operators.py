@@ -8,7 +8,7 @@ conserved, by four planners each, and each is executed. Before: `mesh bench oper
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import OperatorTable, Phase
-from mesh.domain.values import dataclass
+from mesh.domain.values import dataclass, replace
 from mesh.plan import conserving
 from mesh.plan.conserving import Placed
 from mesh.plan.placement import Placement, place_greedy, place_whole

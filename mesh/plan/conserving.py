@@ -11,13 +11,12 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise, product
 from statistics import fmean
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import OUTSIDE_LAYERS, Phase
-from mesh.domain.values import dataclass
+from mesh.domain.values import dataclass, replace
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes

@@ -11,7 +11,6 @@ loaded ahead.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from statistics import fmean
 
@@ -21,7 +20,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import NodeId
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo
-from mesh.domain.values import dataclass
+from mesh.domain.values import dataclass, replace
 from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.conserving import service_s, token_s
 from mesh.plan.problem import Demand, sample_of

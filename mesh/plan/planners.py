@@ -8,12 +8,12 @@ is feasible.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import combinations_with_replacement
 from operator import add, sub
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.values import replace
 from mesh.plan.problem import REPLICAS_MAX, Choice, Plan, Problem, Staffed, Station
 
 STEPS_MAX = 10_000
