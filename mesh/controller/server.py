@@ -105,7 +105,7 @@ SERVICES = (
 HELD_MAX = 8_192
 """Looks that wait at one time for a standby to lead; others are answered at once."""
 HELD_EACH_TURN = 32
-"""Of them so many are answered in a turn of the loop: who has waited comes at once."""
+"""So many of them are answered in a turn of the loop: who has waited comes at once."""
 
 logger = logging.getLogger(__name__)
 
