@@ -10,11 +10,12 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from math import isfinite
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mesh.runtime.turns import Steps
+if TYPE_CHECKING:  # asyncio with it, which most commands of `mesh` do without
+    from mesh.runtime.turns import Steps
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -47,7 +48,7 @@ def plain_json(value: object) -> bytes:
         return json.dumps(plain(value), ensure_ascii=False).encode("utf-8", "replace")
 
 
-def json_pieces(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
+def json_pieces(data: Mapping[str, object], depth: int) -> "Steps[list[bytes]]":
     """The JSON of `data`, in pieces of PIECE_ENTRIES entries. Values that are nested deeper than
     `depth` are encoded in one step each.
     """

@@ -280,6 +280,14 @@ def test_a_fleet_without_ray_is_two_lines(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
+def test_the_command_line_begins_without_what_some_verbs_alone_need() -> None:
+    """Each of them takes a tenth of a second, or is not there without an extra."""
+    heavy = ("asyncio", "grpc", "google.protobuf", "starlette", "pydantic", "asyncpg", "ray")
+    code = f"import sys, mesh.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
 def test_json_of_nothing_is_still_json(tmp_path: Path) -> None:
     assert json.loads(mesh("store", "ls", "--home", str(tmp_path), "-o", "json").out) == []
 
