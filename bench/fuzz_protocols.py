@@ -215,16 +215,25 @@ def said(method: str, deployment: str, key: str = "") -> Message | None:
         attempt=1,
         prompt_tokens=[1, 2, 3],
         sampling=model_pb2.SamplingParams(max_tokens=8),
-        slo=model_pb2.Slo(ttft_s=1.0, tpot_s=1.0),
+        slo=model_pb2.Slo(ttft_s=1.0, ttft_tokens_per_s=1e3, tpot_s=1.0),
         keyed=True,
     )
     outputs = model_pb2.RequestTokens(request_id="r-1", attempt=1, token_ids=[1], text="a")
+    instance = node_link_pb2.InstanceReport(
+        instance_id="i-1",
+        deployment=deployment,
+        model_id="m",
+        footprint=model_pb2.Footprint(weights_bytes=1, kv_block_bytes=1, block_tokens=16),
+        kv_blocks=4,
+        context_tokens_max=64,
+        batch_max=4,
+    )
     hello = node_link_pb2.NodeHello(
         node_id="drawn",
         run_id="drawn",
         device="cpu",
         memory_bytes=1 << 30,
-        instances=[node_link_pb2.InstanceReport(instance_id="i-1", deployment=deployment)],
+        instances=[instance],
         requests=[node_link_pb2.HeldRequest(submitted=submitted, outputs=[outputs])],
     )
     known: dict[str, Message] = {
