@@ -125,7 +125,7 @@ FRAMES = """seconds => new Promise(resolve => {
   const next = now => {
     frames.push(now - last);
     last = now;
-    scrollBy(0, Math.sin(now / 500) * 40);
+    (document.querySelector(".tall") ?? window).scrollBy(0, Math.sin(now / 500) * 40);
     if (now < until) requestAnimationFrame(next); else resolve(frames.slice(1));
   };
   requestAnimationFrame(next);

@@ -114,7 +114,7 @@ export class InSight extends Component {
 
 // columns: { name, title, cell(row), of(row) to sort by, number }. It scrolls in itself when narrow.
 // A browser lays out all of a table when a cell changes. The rows of a long one are each a grid, in
-// columns as wide as its first rows need, and those out of sight are not laid out. Roles are named, for
+// columns as wide as rows from all over it need, and those out of sight are not laid out. Roles are named, for
 // browsers derive them from boxes, too.
 export class Table extends Component {
   componentDidMount() { this.measure(); }
@@ -132,13 +132,13 @@ export class Table extends Component {
   render({ label, columns, rows, keyOf, sort = "", onSort = null }, { of, style }) {
     const whole = rows.length <= ROWS_TOGETHER;
     const long = !whole && of === titles({ columns });
-    return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table role="table" class=${whole ? "" : long ? "long" : "measured"} style=${long ? style : null}>
+    return html`<div class="scroll ${long ? "tall" : ""}" role="region" aria-label=${label} tabindex="0"><table role="table" class=${whole ? "" : long ? "long" : "measured"} style=${long ? style : null}>
       <thead role="rowgroup"><tr role="row">${columns.map((column) => html`
         <th scope="col" role="columnheader" class=${column.number ? "number" : ""} aria-sort=${order(column, sort)}>
           ${onSort && column.of
             ? html`<button class="sort" onClick=${() => onSort(column)}>${column.title}${arrow(column, sort)}</button>`
             : column.title}</th>`)}</tr></thead>
-      ${pieces(long || whole ? rows : rows.slice(0, ROWS_TOGETHER)).map((some) => html`
+      ${pieces(long || whole ? rows : rows.filter((_, n) => n % Math.ceil(rows.length / ROWS_TOGETHER) === 0)).map((some) => html`
         <${InSight} tag="tbody" role="rowgroup" whole=${whole} others=${some.map(keyOf).join()} make=${() => some.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)} />`)}
     </table></div>`;
   }

@@ -94,7 +94,7 @@ export function Playground({ state, asked }) {
       <${Fault} error=${fault} />
       <label>Prompt <textarea rows="3" required value=${given.prompt} onInput=${set("prompt")}
         onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); }}></textarea></label>
-      <div><button class="first" aria-disabled=${Boolean(running)}>send <span class="dim">Ctrl+Enter</span></button>${" "}
+      <div><button class="first" aria-disabled=${Boolean(running)}>send <span class="dim">Ctrl+Enter</span></button>
         <button type="button" class="bad" aria-disabled=${!running} onClick=${() => running?.abort()}>stop</button></div>
     </form>`;
 }
