@@ -16,7 +16,7 @@ from mesh.controller.viewed import Viewed
 from mesh.domain.access import Role
 from mesh.domain.actions import ReplyProgress
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import InvalidInput, StorageError
+from mesh.domain.errors import Forbidden, InvalidInput, StorageError
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import usage_by
@@ -144,11 +144,13 @@ class Control(ControlServicer):
     async def ListDeployments(
         self, request: pb.ListDeploymentsRequest, context: Any
     ) -> pb.ListDeploymentsResponse:
+        if request.nodes and caller().role is not Role.ADMIN:
+            raise Forbidden("nodes are told to operators alone", hint="use the key of an operator")
         snapshot = self._calls.snapshot()
-        deployments = [to_wire(one, pb.Deployment) for one in snapshot.deployments]
-        nodes = request.nodes and caller().role is Role.ADMIN
         return pb.ListDeploymentsResponse(
-            deployments=deployments, nodes=self._nodes(snapshot) if nodes else ()
+            deployments=[to_wire(one, pb.Deployment) for one in snapshot.deployments],
+            nodes=self._nodes(snapshot) if request.nodes else (),
+            tells_nodes=request.nodes,
         )
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:

@@ -102,14 +102,14 @@ class CellLink:
         self._said: dict[str, Look] = {}
         """What each address answered last."""
         self._lead: list[str] = []
-        """Those that say that they lead, and have not been silent for long, as they began to."""
+        """Addresses that say that they lead, in the order in which they began to."""
         self._answered_s = -inf
         """When the one that leads, or did last, has said so."""
         self._last = ""
         """The address that led last."""
         self._shown: str | None = None
         """Who leads, as it was logged last."""
-        self._hurry = asyncio.Event()
+        self._hurry, self._hurries = asyncio.Event(), 0
         self._refused: Unavailable | None = None
         """Why nobody leads it, where somebody answers that is no controller as it is asked."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -145,6 +145,7 @@ class CellLink:
 
     def hurry(self) -> None:
         """Look at once: a call to it has broken."""
+        self._hurries += 1
         self._hurry.set()
         self._hurry.clear()
 
@@ -163,20 +164,22 @@ class CellLink:
                 task.cancel()
 
     async def _look_at(self, address: str) -> None:
-        """Every LOOK_S, and at once where a call has broken. What the one that leads serves is
-        asked for in the place of a look.
+        """Every LOOK_S, and at once where a call has broken. A round in which the leader's
+        deployments are listed makes no look at it.
         """
-        hurries = False
+        hurries = before = self._hurries
         while True:
             begun_s = self._clock.now_s()
-            if hurries or not self._is_to_be_listed(address):
+            if hurries != before or not self._is_to_be_listed(address):
                 self._note(address, await look(self._looking[address], WAITS))
             if self._is_to_be_listed(address):
                 self._tasks["list"] = asyncio.create_task(self.list())
-            hurries = False
-            with suppress(TimeoutError):
-                async with asyncio.timeout(begun_s + LOOK_S - self._clock.now_s()):
-                    hurries = await self._hurry.wait()
+            before = hurries
+            if before == self._hurries:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(begun_s + LOOK_S - self._clock.now_s()):
+                        await self._hurry.wait()
+            hurries = self._hurries
 
     def _is_to_be_listed(self, address: str) -> bool:
         listing = self._tasks.get("list")
@@ -186,23 +189,26 @@ class CellLink:
     def _note(self, address: str, answer: Look) -> None:
         """What an address answers. Of several that say that they lead the one that began last does,
         since the others may not know yet that they were followed. Where that one does not answer,
-        nobody leads for a while: another that says so still would answer for it.
+        nobody leads for TAKEOVER_S_MAX: another that says so still would answer for it.
         """
         self._said[address], now_s = answer, self._clock.now_s()
-        silent = answer is Look.SILENT and now_s - self._answered_s <= TAKEOVER_S_MAX
         if answer is Look.LEADS and address not in self._lead:
             if self._lead:
                 others = ", ".join(self._lead)
                 logger.warning("%s is led by %s, as it says, and by %s", self.name, address, others)
             self._lead.append(address)
-        elif answer is not Look.LEADS and not silent and address in self._lead:
+        elif answer in (Look.FOLLOWS, Look.GONE) and address in self._lead:
             self._lead.remove(address)
-        last = self._lead[-1] if self._lead else ""
-        leader = last if self._said.get(last) is Look.LEADS else ""
+        leader, in_time = "", now_s - self._answered_s <= TAKEOVER_S_MAX
+        for at in reversed(self._lead):
+            leads = self._said[at] is Look.LEADS
+            if leads or (at == self._last and in_time):
+                leader = at if leads else ""
+                break
         if not leader and len(self._said) < len(self._looking):
             return
-        self.leader = leader
-        if leader != self._shown:
+        self.leader, changes = leader, leader != self._shown
+        if changes:
             self._shown = leader
             self.version += 1
             said = f"is led by {leader}" if leader else f"is away: {self._led_by_none}"
@@ -215,7 +221,7 @@ class CellLink:
             drains = self._said.get(self._last) is Look.FOLLOWS
             self._tell(CellSilent(cell=self.name, drains=drains))
             self.looked.set()
-        elif address == leader:
+        elif changes or address == leader:
             self._last, self._answered_s = leader, now_s
             self._tell(CellSeen(cell=self.name, leader=leader))
 
@@ -243,7 +249,12 @@ class CellLink:
         try:
             told = await stub.ListDeployments(asked, timeout=UNARY_S_MAX, metadata=shown)
             found = [view_from_wire(one, DeploymentSnapshot) for one in told.deployments]
-            found_nodes = [view_from_wire(one, NodeSnapshot) for one in told.nodes]
+            nodes = told.nodes
+            if not told.tells_nodes:  # a controller of an earlier version
+                one_by_one = pb.ListNodesRequest()
+                alone = await stub.ListNodes(one_by_one, timeout=UNARY_S_MAX, metadata=shown)
+                nodes = alone.nodes
+            found_nodes = [view_from_wire(one, NodeSnapshot) for one in nodes]
         except (grpc.aio.AioRpcError, MeshError) as error:
             said = explained(self.name, error) if isinstance(error, grpc.aio.AioRpcError) else error
             logger.warning("%s cannot be looked at: %s", self.name, said.message)

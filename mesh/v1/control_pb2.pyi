@@ -342,6 +342,8 @@ class ListDeploymentsResponse(_message.Message):
 
     DEPLOYMENTS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    TELLS_NODES_FIELD_NUMBER: _builtins.int
+    tells_nodes: _builtins.bool
     @_builtins.property
     def deployments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Deployment]: ...
     @_builtins.property
@@ -351,10 +353,11 @@ class ListDeploymentsResponse(_message.Message):
         *,
         deployments: _abc.Iterable[Global___Deployment] | None = ...,
         nodes: _abc.Iterable[Global___Node] | None = ...,
+        tells_nodes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "nodes", b"nodes", "tells_nodes", b"tells_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

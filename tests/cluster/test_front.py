@@ -477,6 +477,32 @@ async def test_a_new_leader_is_found_while_the_old_one_hangs(
         await link.close()
 
 
+async def test_one_that_comes_back_after_another_has_led_is_not_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mesh.wire.leader.LOOK_S_MAX", 0.2)
+    monkeypatch.setattr("mesh.front.cells.TAKEOVER_S_MAX", 0.1)
+    async with saying() as x, saying() as y:
+        both = [x.address, y.address]
+        link = CellLink(CELLS[0], both, LoopClock(asyncio.get_running_loop()), lambda _: None)
+        watch = asyncio.create_task(link.watch())
+        await x.say(leads=True)
+        await until_led(link, x.address)
+        x.hangs = True
+        await until_led(link, "")
+        await asyncio.sleep(0.4)
+        await y.say(leads=True)
+        await until_led(link, y.address)
+        x.hangs, looks = False, x.looks
+        async with asyncio.timeout(WAIT_S_MAX / 2):
+            while x.looks < looks + 4:
+                await asyncio.sleep(0.02)
+                assert link.leader != x.address
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await link.close()
+
+
 async def until_led(link: CellLink, at: str) -> None:
     async with asyncio.timeout(WAIT_S_MAX / 2):
         while link.leader != at:  # noqa: ASYNC110
