@@ -50,7 +50,7 @@ from mesh.core.controller.core import ControllerCore
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import InvalidInput, StandsBy, Unavailable
+from mesh.domain.errors import InvalidInput, StandsBy, StorageError, Unavailable
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
@@ -229,6 +229,7 @@ async def serve(
                         await first_of(ending, database.leads, database.deposed)
                     finally:
                         warming.cancel()
+                        await asyncio.gather(warming, return_exceptions=True)
                     if database.failure is not None:
                         raise database.failure
                 if ending.is_set():
@@ -339,7 +340,10 @@ async def _keep_warm(tokenizers: Tokenizers, database: Database) -> None:
     """Have the tokenizers of what is deployed built while this one stands by."""
     while True:
         database.changed.clear()
-        tokenizers.warm_all(await asyncio.to_thread(database.tables.models, CODECS_MAX))
+        try:
+            tokenizers.warm_all(await asyncio.to_thread(database.tables.models, CODECS_MAX))
+        except StorageError as error:
+            logger.warning("tokenizers are not built before it leads: %s", error.message)
         await database.changed.wait()
 
 
@@ -550,7 +554,7 @@ class Served(ABC, Generic[Event, Action]):
             self._ending.set()
 
     async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
-        """Stops the server, within DRAIN_S_MAX and the time to build a small tokenizer."""
+        """Stops the server, within DRAIN_S_MAX."""
         self._stop_batches()
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()

@@ -254,13 +254,13 @@ class Tokenizers:
 
     def warm(self, model_id: ModelId, name: DeploymentName) -> None:
         """Begin to build what will be needed, and try it. Its failure is logged under the
-        deployment's name, and told to whoever needs it.
+        deployment's name, and told to whoever waits for it.
         """
         if model_id not in self._building and len(self._building) < self._codecs_max:
             self._start(model_id).add_done_callback(lambda done: _log_failure(done, name))
 
     def warm_all(self, deployed: Mapping[ModelId, DeploymentName]) -> None:
-        """The same of each of these models; what was built of others goes."""
+        """Warm those of these models, as many as there is room for, and drop those of others."""
         for model_id in [one for one in self._building if one not in deployed]:
             del self._building[model_id]
         for model_id, name in deployed.items():
@@ -269,9 +269,11 @@ class Tokenizers:
     async def close(self) -> None:
         """End the child processes, and wait for the build under way: a thread cannot be stopped."""
         await self._pool.close()
+        for task in self._building.values():
+            task.cancel()
         await asyncio.gather(*self._building.values(), return_exceptions=True)
         self._building.clear()
-        self._builder.shutdown()
+        await asyncio.to_thread(self._builder.shutdown)
 
     async def _called(self, texts: _Texts, method: str, *arguments: Any, chars: int = 0) -> Any:
         assets = partial(self._assets, texts.name)
@@ -289,19 +291,17 @@ class Tokenizers:
     async def _texts(self, model_id: ModelId) -> _Texts:
         task = self._building.get(model_id) or self._start(model_id)
         self._building.move_to_end(model_id)
-        if task.done() and task.exception() is None:
-            return task.result()
-        try:
-            return await asyncio.shield(task)
-        except MeshError:
-            if self._building.get(model_id) is task:
-                del self._building[model_id]
-            raise
+        return task.result() if task.done() else await asyncio.shield(task)
 
     def _start(self, model_id: ModelId) -> "asyncio.Task[_Texts]":
+        def built(done: "asyncio.Task[_Texts]") -> None:
+            """A failure is told to those who wait, if anybody does; who comes later tries anew."""
+            failed = done.cancelled() or done.exception() is not None
+            if failed and self._building.get(model_id) is done:
+                del self._building[model_id]
+
         task = asyncio.ensure_future(self._built(model_id))
-        # Failures are told to those who wait; nobody may wait for one that was only warmed.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(built)
         self._building[model_id] = task
         while len(self._building) > self._codecs_max:
             self._building.popitem(last=False)

@@ -197,6 +197,17 @@ async def test_warming_logs_deployments_whose_texts_fail(caplog: pytest.LogCaptu
         assert "1.0 s of processor time" in caplog.text
 
 
+async def test_what_could_not_be_warmed_is_built_for_who_asks_first() -> None:
+    async with opened() as shelf:
+        shelf.tokenizers.warm_all({ONE: DeploymentName("late")})
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not shelf.found:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+        shelf.known[ONE] = tiny_assets()
+        assert await shelf.tokenizers.tokens(ONE, HI)
+
+
 async def test_endless_calls_put_their_model_on_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the event loop, not the long prompts of others, and not longer than two kills take."""
     monkeypatch.setattr(pools, "WAIT_S_MAX", WAIT_S_MAX)
