@@ -99,8 +99,7 @@ class NodeLink:
                         await self._hurry.wait()
         finally:
             looking.cancel()
-            with suppress(asyncio.CancelledError):
-                await looking
+            await asyncio.gather(looking, return_exceptions=True)
 
     async def _connect(self, address: str) -> MeshError:
         """One connection from dial to end: why it ended."""
@@ -146,7 +145,10 @@ class NodeLink:
                 begun_s = time.monotonic()
                 if n in self._life.others():
                     told = (WAITS, *credentials().metadata, *shown(self._epoch))
-                    self._looked(n, leads=await look(channel, *told) is Look.LEADS)
+                    try:
+                        self._looked(n, leads=await look(channel, *told) is Look.LEADS)
+                    except Exception:  # without looks it would stay with one that hangs
+                        logger.exception("%s was not looked at", self._addresses[n])
                 left_s = max(begun_s + LOOK_S - time.monotonic(), 0.0)
         finally:
             await channel.close(None)
