@@ -288,6 +288,7 @@ class Feed:
             if block:
                 audience.tell(block)
             await let_go(before)
+            await asyncio.sleep(0)
 
     async def _follow(self) -> None:
         """Tell lines as they come. The log may have no place for one more, or drop a slow one."""
