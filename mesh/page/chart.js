@@ -19,7 +19,7 @@ export const uPlotCame = () => coming ??= painted().then(() => Promise.all([
 const painted = () => new Promise((resolve) => { requestAnimationFrame(() => setTimeout(resolve)); });
 
 const brought = (tag, given) => new Promise((resolve) => {
-  const onerror = () => { coming = null; }; // the next chart asks again
+  const onerror = tag === "link" ? resolve : () => { coming = null; }; // the next chart asks again
   document.head.prepend(Object.assign(document.createElement(tag), { ...given, onload: resolve, onerror }));
 });
 

@@ -20,7 +20,7 @@ export function Journal() {
     setBusy(true);
     take(await post(PATH, asked));
     setBusy(false);
-    setDragged(null);
+    setDragged((at) => (at === asked.index ? null : at)); // unless it is dragged anew
   };
   useEffect(() => { fetched(PATH).then(take, setError); }, []);
   useEffect(() => {
@@ -32,7 +32,7 @@ export function Journal() {
   if (!where) return error ? html`<${Fault} error=${error} />` : null;
   const { index, events } = where;
   return html`<section class="journal" aria-label="Journal">
-    <label>decision <input type="range" min="0" max=${events} value=${dragged ?? index} onInput=${(event) => setDragged(event.target.value)} onChange=${(event) => move({ index: Number(event.target.value) })} /></label>
+    <label>decision <input type="range" min="0" max=${events} value=${dragged ?? index} onInput=${(event) => setDragged(Number(event.target.value))} onBlur=${() => setDragged(null)} onChange=${(event) => move({ index: Number(event.target.value) })} /></label>
     <button disabled=${busy || index === 0} onClick=${() => move({ index: index - 1 })}>step back</button>
     <button disabled=${busy || index === events} onClick=${() => move({ index: index + 1 })}>step on</button>
     <button disabled=${busy || index === events} onClick=${() => move({ index: events })}>to its end</button>
