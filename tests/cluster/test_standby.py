@@ -340,17 +340,21 @@ async def test_who_has_waited_is_not_answered_all_in_one_turn() -> None:
 async def a_front_looks(both: list[str]) -> AsyncIterator[None]:
     link = CellLink(CellName("a"), both, LoopClock(asyncio.get_running_loop()), lambda _: None)
     watch = asyncio.create_task(link.watch())
-    yield
-    watch.cancel()
-    await asyncio.gather(watch, return_exceptions=True)
-    await link.close()
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await link.close()
 
 
 @asynccontextmanager
 async def a_node_looks(both: list[str]) -> AsyncIterator[None]:
     ends = Ends(",".join(both))
-    yield
-    await ends.stop()
+    try:
+        yield
+    finally:
+        await ends.stop()
 
 
 @asynccontextmanager
