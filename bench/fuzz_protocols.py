@@ -107,7 +107,8 @@ def _drawn(draw: Callable[[Any], Any], message: Message, said: bool) -> Sequence
     """The fields to fill: half of them, or, where it `said` something, half of what it holds and a
     few others. The members of a oneof are as likely as each other.
     """
-    kind, fields = message.DESCRIPTOR, list(message.DESCRIPTOR.fields)
+    kind = message.DESCRIPTOR
+    fields: list[Any] = list(kind.fields)
     if not said:
         one_of = [draw(st.sampled_from(list(one.fields))) for one in kind.oneofs]
         fields = [f for f in fields if f.containing_oneof is None or f in one_of]
