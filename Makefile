@@ -235,7 +235,7 @@ faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads 
 	  tests/loader/test_store_kills.py tests/e2e/test_prefetch_kills.py $(addprefix tests/nodes/engines/openvino/,test_load_kills.py test_damage.py)
 
 # ARGS="--cases 500 --seed 2"
-fuzz: $(VENV)/.installed-dev ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC and model files; nothing undocumented
+fuzz: $(VENV)/.installed-dev ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC, by a front's, and model files; nothing undocumented
 	@$(HOME_HERE) $(BIN)/python -m bench fuzz $(ARGS)
 
 # Five minutes; the last line says what the others noticed.
