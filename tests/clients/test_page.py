@@ -1105,7 +1105,9 @@ def test_a_viewer_that_was_dropped_is_told_so_until_it_goes_on(page: Any, cell: 
 
 
 def test_what_changes_out_of_sight_is_shown_when_it_is_scrolled_to(page: Any, cell: Cell) -> None:
-    """And a card is drawn on while the end of its table is out of sight."""
+    """And a card is drawn on while the end of its table is out of sight. Profiles are asked for
+    again when one was measured.
+    """
     whole = requests.get(f"{cell.url}api/v1/cell", timeout=20).json()
     chat, (node,), count = whole["deployments"]["chat"], whole["nodes"].values(), 100
     one = next(iter(whole["instances"].values()))
@@ -1145,6 +1147,13 @@ def test_what_changes_out_of_sight_is_shown_when_it_is_scrolled_to(page: Any, ce
     first.get_by_text("renamed").wait_for()
     last.scroll_into_view_if_needed()
     last.get_by_text("other").wait_for()
+    change({"deployments": {"chat": chat}})
+    with page.expect_response("**/chat/profiles"):
+        show(page, "#/deployments/chat")
+    said = {"kind": "deployment", "subject": "chat", "text": "measured model m in 3 s, on x"}
+    events.append(("lines", [{"time_unix_s": 0.0, "deployment": "chat", **said}]))
+    with page.expect_response("**/chat/profiles"):
+        page.locator(".lines").get_by_text("measured model m").wait_for()
 
 
 def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
