@@ -201,7 +201,7 @@ async def test_what_could_not_be_warmed_is_built_for_who_asks_first() -> None:
     async with opened() as shelf:
         shelf.tokenizers.warm_all({ONE: DeploymentName("late")})
         async with asyncio.timeout(WAIT_S_MAX):
-            while not shelf.found:
+            while not shelf.found:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
         shelf.known[ONE] = tiny_assets()
