@@ -306,7 +306,8 @@ class CellView(Protocol):
         self, instance: InstanceView, work_out: Callable[[Iterable[RequestView]], T]
     ) -> T:
         """What a function makes of the classes, tokens and outputs of the requests on the instance:
-        it is called once, until they change.
+        it is called once, until they change. It has to be one of a module: the last few are kept,
+        and a lambda is another one at each call.
         """
         ...
 

@@ -2,13 +2,14 @@
 its rule and its predictions say; and where its baselines send a request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.core.controller.state.instance import WORKED_OUT_MAX
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import InvokeRequested, LeaseCheckDue
@@ -234,6 +235,19 @@ def test_a_peak_is_worked_out_anew_once_a_request_comes_goes_or_has_a_token() ->
         assert known.worked_out
         change()
         assert not known.worked_out
+
+
+def test_the_last_few_results_about_the_requests_of_an_instance_are_kept() -> None:
+    cell = Servers()
+    cell.ask_all(0.05, 2)
+    known = cell.core.cell.instances[InstanceId("n1")]
+    for place in range(2 * WORKED_OUT_MAX):
+
+        def counted(there: Iterable[object], place: int = place) -> tuple[int, int]:
+            return place, len(list(there))
+
+        assert known.of_requests(counted) == (place, 2)
+        assert len(known.worked_out) <= WORKED_OUT_MAX
 
 
 @given(st.integers(1, 60), st.integers(1, 3000))

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from mesh.core.controller.state.node import NodeEntry
 
 
+WORKED_OUT_MAX = 8
+"""Results that are kept of what policies have worked out of an instance's requests."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class InstanceEntry:
     instance_id: InstanceId
@@ -260,6 +264,8 @@ class InstanceEntry:
     def of_requests(self, work_out: Callable[[Iterable[RequestEntry]], T]) -> T:
         """What a policy works out of its requests, until these change."""
         if work_out not in self.worked_out:
+            while len(self.worked_out) >= WORKED_OUT_MAX:
+                del self.worked_out[next(iter(self.worked_out))]
             self.worked_out[work_out] = work_out(self.requests.values())
         return cast(T, self.worked_out[work_out])
 
