@@ -5,6 +5,7 @@ import { clock } from "./words.js";
 
 const HEIGHT_PX = 130;
 const SYNC = "mesh";
+const PAINTED_MS = 100; // from a frame until it is on the screen
 
 const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((times) => times * 10 ** n)); // between the marks of counts
 
@@ -16,7 +17,7 @@ export const uPlotCame = () => coming ??= painted().then(() => Promise.all([
   brought("link", { rel: "stylesheet", href: "page/vendor/uplot.css" }),
 ]));
 
-const painted = () => new Promise((resolve) => { requestAnimationFrame(() => setTimeout(resolve)); });
+const painted = () => new Promise((resolve) => { requestAnimationFrame(() => setTimeout(resolve, PAINTED_MS)); });
 
 const brought = (tag, given) => new Promise((resolve) => {
   const onerror = tag === "link" ? resolve : () => { coming = null; }; // the next chart asks again
