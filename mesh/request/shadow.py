@@ -16,8 +16,8 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import Prefill, PrefillBudget
 from mesh.domain.values import dataclass
-from mesh.policy.rules.decode_capacity import Job, class_share, reached_s, share_of, spare_s
-from mesh.policy.rules.headroom import HEADROOM, decodes_by_class
+from mesh.policy.rules.decode_capacity import Job, reached_s, spare_s
+from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import PaceClass, Prompt, RunQueue
 from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
 from mesh.request.pool import Pool
@@ -77,11 +77,6 @@ class Schedule:
         pool = self.pool
         return self.queues if pool is None else [q for q in self.queues if pool.computes(q)]
 
-    @property
-    def by_class(self) -> bool:
-        """Whether requests of a slower pace are left out of decodes where time is short."""
-        return decodes_by_class(self.rule)
-
     def decode_margin_s(self, tpot_s: float) -> float:
         """The margin of a decode: as on its node, at most a quarter of its TPOT. Its client has had
         the token before through the same links.
@@ -113,15 +108,14 @@ def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
     if newcomer.queue not in queues:
         queues.append(newcomer.queue)
     settled_s = _final_decodes(schedule, newcomer)
-    together = sum(decode_s / queue.tpot_s for queue, decode_s in settled_s) <= 1.0
-    if not together and not (schedule.by_class and _final_share(schedule, newcomer) <= 1.0):
+    if sum(decode_s / queue.tpot_s for queue, decode_s in settled_s) > 1.0:
         return Verdict.TPOT_EXCEEDED
     for queue in queues:
         queue.predict(LOOKAHEAD_TOKENS)
     now_s = _finish_in_flight(schedule)
     for queue, prompt in schedule.joining:
         queue.prompts.append(prompt)
-    return _Rollout(schedule, newcomer, settled_s if together else None, now_s).run()
+    return _Rollout(schedule, newcomer, settled_s, now_s).run()
 
 
 def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
@@ -168,7 +162,11 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
     """Seconds of a decode of each run queue once all in it, the newcomer too, are past their
     prompts.
     """
-    coming = _coming(schedule, newcomer)
+    coming: dict[int, list[Prompt]] = {id(newcomer.queue): [newcomer.prompt]}
+    for queue, prompt in schedule.joining:
+        coming.setdefault(id(queue), []).append(prompt)
+    for _, queue, prompt in schedule.after_loads:
+        coming.setdefault(id(queue), []).append(prompt)
     result = []
     for queue in schedule.queues:
         batch, tokens = queue.batch, queue.context_tokens
@@ -181,31 +179,6 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
     return result
 
 
-def _final_share(schedule: Schedule, newcomer: Newcomer) -> float:
-    """The share of the time that decodes take then, if each class decodes once in its pace."""
-    coming, share = _coming(schedule, newcomer), 0.0
-    for queue in schedule.queues:
-        batches = [(part.tpot_s, part.batch, part.context_tokens) for part in queue.parts]
-        batches += [
-            (prompt.tpot_s or queue.tpot_s, 1, prompt.left + prompt.past)
-            for first in (*queue.prompts, *coming.get(id(queue), ()))
-            for prompt in (first, *first.mates)
-            if prompt.decodes
-        ]
-        share += class_share(batches, queue.times.decode_s, LOOKAHEAD_TOKENS)
-    return share
-
-
-def _coming(schedule: Schedule, newcomer: Newcomer) -> dict[int, list[Prompt]]:
-    """The prompts that are still to join the run queues, by the identity of these."""
-    coming: dict[int, list[Prompt]] = {id(newcomer.queue): [newcomer.prompt]}
-    for queue, prompt in schedule.joining:
-        coming.setdefault(id(queue), []).append(prompt)
-    for _, queue, prompt in schedule.after_loads:
-        coming.setdefault(id(queue), []).append(prompt)
-    return coming
-
-
 def _finish_in_flight(schedule: Schedule) -> float:
     """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
     makes somebody late. If it is one of a run queue, none of best effort is in flight.
@@ -216,7 +189,7 @@ def _finish_in_flight(schedule: Schedule) -> float:
     for queue in schedule.queues:
         if queue.late_s < inf:
             # What is late now may not have been when the iteration began.
-            queue.sort_out(start_s, by_class=schedule.by_class)
+            queue.sort_out(start_s)
     grant = _next_turn(schedule, start_s)
     if grant is None:
         return schedule.now_s
@@ -291,10 +264,9 @@ class _Rollout:
         self,
         schedule: Schedule,
         newcomer: Newcomer,
-        settled_s: list[tuple[RunQueue, float]] | None,
+        settled_s: list[tuple[RunQueue, float]],
         now_s: float,
     ) -> None:
-        """`settled_s`: see `_final_decodes`; `None` where there is no time for these decodes."""
         self._schedule = schedule
         self._pool = schedule.pool
         self._newcomer = newcomer
@@ -342,12 +314,8 @@ class _Rollout:
             there_s = self._pool.arrivals_s(self._schedule.queues, self._now_s)
         for queue in self._schedule.queues:
             start_s = there_s.get(queue.instance_id, self._now_s)
-            by_class = bool(queue.classes) and self._schedule.by_class
             end_s = start_s + _slowed_s(self._schedule, start_s, queue.decode_s)
             for part in queue.parts:
-                if by_class:
-                    soonest_s = queue.soonest_s(part)
-                    end_s = start_s + _slowed_s(self._schedule, start_s, soonest_s)
                 least_s = end_s + self._schedule.decode_margin_s(part.tpot_s)
                 part.owed_s = part.due_s
                 if part.owed_s < least_s:
@@ -381,22 +349,18 @@ class _Rollout:
 
     def _excuse(self, queue: RunQueue, prompt: Prompt, from_s: float) -> None:
         """A prompt that would be late even if it were computed at once is so for other reasons."""
-        parts, most = None, self._schedule.prefill_tokens_max
-        if queue.classes and self._schedule.by_class:
-            parts = [min(queue.classes, key=lambda part: part.tpot_s)]
-        at_once_s = queue.at_once_s(prompt, most, parts)
+        at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
         if prompt.due_s < self._seen_s(from_s, at_once_s):
             self._excused.append(prompt)
         for mate in prompt.mates:
-            mate_s = at_once_s + queue.at_once_s(mate, most, parts)
+            mate_s = at_once_s + queue.at_once_s(mate, self._schedule.prefill_tokens_max)
             if mate.due_s < self._seen_s(from_s, mate_s):
                 self._excused.append(mate)
 
     def _skip(self) -> None:
         """Leave out the decodes before the newcomer joins, or a load ends, if they are many and in
         time. Where they get to is reckoned a round short of it at most. If that is behind time, as
-        more becomes due beside a load than can be computed, the next step shows it. Where there is
-        no time for all to decode each time, how far each class gets is not reckoned.
+        more becomes due beside a load than can be computed, the next step shows it.
         """
         schedule, now_s = self._schedule, self._now_s
         if schedule.rule.period is not None or schedule.pool is not None:
@@ -414,9 +378,6 @@ class _Rollout:
         if not jobs or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
             return
         if any(queue.prompts or queue.late_s < inf for queue in queues):
-            return
-        mixed = any(queue.classes for queue in queues) and schedule.by_class
-        if mixed and share_of([(0.0, q.decode_s, q.tpot_s) for q in queues]) > 1.0:
             return
         if not self._in_time(jobs):
             return
@@ -509,34 +470,10 @@ class _Rollout:
             return self._repeats(self._schedule.rule.period)
         if self._pool is not None and not all(map(self._pool.computes, self._working())):
             return self._has_gone_round(self._pool)
-        mixed, settled_s = False, self._settled_s
         for queue in self._schedule.queues:  # A generator would take a tenth of a validation.
             if queue.prompts or queue.late_s < inf:
                 return False
-            if queue.classes:
-                mixed = True
-        if settled_s is not None and self._in_time(
-            [(of.due_s, decode_s, of.tpot_s) for of, decode_s in settled_s]
-        ):
-            return True
-        return mixed and self._schedule.by_class and self._is_settled_by_class()
-
-    def _is_settled_by_class(self) -> bool:
-        """The same where each class decodes as often as it has to. When requests end, decodes take
-        no longer for that, and who has to decode is told by deadlines alone.
-        """
-        jobs: list[Job] = []
-        slowest_s = 0.0
-        for queue in self._working():
-            added = [(queue.due_s, queue.decode_s, queue.tpot_s)]
-            if queue.classes:
-                added = queue.class_jobs()
-            jobs += added
-            slowest_s = max(slowest_s, added[0][2])
-        # Turns go by deadlines, whatever the margins: the largest stands for all.
-        margin_s = self._schedule.decode_margin_s(slowest_s)
-        spare = spare_s(jobs, self._now_s) - margin_s
-        return share_of(jobs) <= 1.0 and spare >= -EQUAL_S
+        return self._in_time([(of.due_s, decode_s, of.tpot_s) for of, decode_s in self._settled_s])
 
     def _working(self) -> list[RunQueue]:
         return [queue for queue in self._schedule.queues if queue.batch or queue.prompts]

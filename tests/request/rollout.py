@@ -1,19 +1,17 @@
 """A second opinion on a schedule: request by request, step by step, as a node would compute it.
 
 Nothing is summed up into run queues from one turn to the next: every request has a deadline of its
-own, and each turn is asked for with run queues made afresh from the requests. Nobody ends, unless
-`ends` says so; the rollout stops once every request has had its tokens, or, where weights are
-swapped and not all fit, once those of all could have come since the last prompt was computed.
+own, and each turn is asked for with run queues made afresh from the requests. Nobody ever ends; the
+rollout stops once every request has had its tokens, or, where weights are swapped and not all fit,
+once those of all could have come since the last prompt was computed.
 """
 
 from dataclasses import dataclass, field
 from math import inf
-from random import Random
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.slo import next_due_s
 from mesh.domain.steps import PrefillBudget
-from mesh.policy.rules.headroom import decodes_by_class
 from mesh.policy.rules.run_queues import RunQueue
 from mesh.policy.rules.swapping import SwapRule, Weights
 from mesh.policy.rules.turns import Grant, next_turn, note_turn
@@ -36,9 +34,7 @@ class Rollout:
     tokens: dict[int, int] = field(default_factory=dict)
     """How many tokens each request got since the rollout began, by identity."""
     excused: set[int] = field(default_factory=set)
-    """Whose next token is late for other reasons than the newcomer."""
-    ends: Random | None = None
-    """Where given, requests past their prompts end at random once all prompts are computed."""
+    """Who is late for other reasons than the newcomer."""
     joined: bool = False
     calm_s: float = 0.0
     """When a prompt was last computed."""
@@ -52,22 +48,12 @@ class Rollout:
         self._excuse()
         for _ in range(STEPS_MAX):
             self._join()
-            if self.ends is not None:
-                self._end_some(self.ends)
             if self.joined and self._enough():
                 return []
             late = self._step()
             if late:
                 return late
         raise AssertionError("the rollout does not end")
-
-    def _end_some(self, ends: Random) -> None:
-        there = [(each, request) for each in self.node.instances for request in each.requests]
-        if self.joined and not any(request.left for _, request in there):
-            share = ends.choice((0.0, 0.0, 0.0, 0.1, 0.5))
-            for each, request in there:
-                if ends.random() < share:
-                    each.requests.remove(request)
 
     def _queues(self, now_s: float, grow: bool) -> list[RunQueue]:
         """As they are now, with the growth that validation counts on from the start."""
@@ -159,24 +145,13 @@ class Rollout:
             self.node.instances, self._queues(self.now_s, False), strict=True
         ):
             start_s = there_s[instance.name]
-            soonest_s = self._soonest_s(queue)
             for request in instance.requests:
-                pace_s = request.tpot_s or instance.tpot_s
-                seconds = soonest_s.get(pace_s, queue.decode_s)
-                margin_s = min(self.node.margin_s, pace_s / 4)
-                if request.left:
-                    seconds, margin_s = self._at_once_s(queue, request), self.node.margin_s
-                seen_s = start_s + self._slowed_s(start_s, seconds) + margin_s
+                seconds = self._at_once_s(queue, request) if request.left else queue.decode_s
+                seen_s = start_s + self._slowed_s(start_s, seconds) + self.node.margin_s
                 if request.due_s < seen_s:
                     self.excused.add(id(request))
         if self.node.may_be_late:
             self.excused.add(id(self.node.newcomer))
-
-    def _soonest_s(self, queue: RunQueue) -> dict[float, float]:
-        """The shortest decodes that give each class a token, by pace, where not all decode."""
-        if not (queue.classes and decodes_by_class(self.node.rule)):
-            return {}
-        return {part.tpot_s: queue.soonest_s(part) for part in queue.classes}
 
     def _arrivals_s(self) -> dict[str, float]:
         """When the weights of each would be there, were they copied by their deadlines."""
@@ -195,16 +170,12 @@ class Rollout:
         return there_s
 
     def _at_once_s(self, queue: RunQueue, request: Request) -> float:
-        """The time of its whole prompt, in the largest chunks, beside those alone who have to."""
+        """The time of its whole prompt, in the largest chunks."""
         seconds, left, past = 0.0, request.left, request.past
-        batch, decode_s = queue.batch, queue.decode_s
-        if soonest_s := self._soonest_s(queue):
-            first = min(queue.classes, key=lambda part: part.tpot_s)
-            batch, decode_s = first.batch, soonest_s[first.tpot_s]
         while left:
             part = min(left, self.node.tokens_max)
-            if batch:
-                seconds += decode_s + queue.times.chunk_s(part, past, batch)
+            if queue.batch:
+                seconds += queue.decode_s + queue.times.chunk_s(part, past, queue.batch)
             else:
                 seconds += queue.times.prefill_s(part, past)
             left, past = left - part, past + part
@@ -254,7 +225,7 @@ class Rollout:
             for request in instance.requests
             if not request.left and (grant.decode is None or request.name in grant.decode)
         ]
-        budget, done = PrefillBudget(grant.prefill), list[Request]()
+        budget = PrefillBudget(grant.prefill)
         for request in instance.requests:
             if request.left and budget.left:
                 part = min(budget.tokens_of(request.name), request.left)
@@ -262,19 +233,13 @@ class Rollout:
                 request.past += part
                 budget.spend(request.name, part)
                 if not request.left:
-                    done.append(request)
-        having += done
+                    having.append(request)
         late = []
+        seen_s = self.now_s + self.node.margin_s
         for request in having * grant.iterations:
-            pace_s = request.tpot_s or instance.tpot_s
-            # A client that has had a token gets the next through the same links.
-            margin_s = (
-                self.node.margin_s if request in done else min(self.node.margin_s, pace_s / 4)
-            )
-            seen_s = self.now_s + margin_s
             if request.due_s < seen_s and id(request) not in self.excused:
                 late.append(f"{instance.name}: due {request.due_s}, seen {seen_s}")
-            self.excused.discard(id(request))
+            pace_s = request.tpot_s or instance.tpot_s
             request.due_s = next_due_s(request.due_s, pace_s, self.now_s)
             self.tokens[id(request)] = self.tokens.get(id(request), 0) + 1
         return late

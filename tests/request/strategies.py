@@ -32,13 +32,11 @@ def grids(draw: st.DrawFn, rows: tuple[int, ...], columns: tuple[int, ...], firs
 
 
 @st.composite
-def instances(draw: st.DrawFn, name: str, shares: int, contexts: bool = True) -> Instance:
-    """With decodes that take about 1/`shares` of the TPOT SLO and less, and longer with longer
-    contexts if `contexts` is set.
-    """
+def instances(draw: st.DrawFn, name: str, shares: int) -> Instance:
+    """With decodes that take about 1/`shares` of the TPOT SLO and less."""
     tpot_ms = draw(st.sampled_from([20, 50, 100, 200, 500]))
     decode_ms = max(tpot_ms * draw(st.integers(2, 60)) // (100 * shares), 1)
-    decode = draw(grids((1, 4, 16), (0, 256) if contexts else (0,), decode_ms))
+    decode = draw(grids((1, 4, 16), (0, 256), decode_ms))
     prefill = draw(grids((1, 64, 256), (0, 512), draw(st.integers(1, decode_ms * 2))))
     running = [
         Request(due_s=due * MS, past=draw(st.integers(1, 300)))
@@ -60,12 +58,10 @@ def instances(draw: st.DrawFn, name: str, shares: int, contexts: bool = True) ->
 
 
 @st.composite
-def nodes(
-    draw: st.DrawFn, rules: tuple[TurnRule, ...] = (HEADROOM,), contexts: bool = True
-) -> Node:
+def nodes(draw: st.DrawFn, rules: tuple[TurnRule, ...] = (HEADROOM,)) -> Node:
     count = draw(st.integers(1, 4))
     node = Node(
-        instances=[draw(instances(f"i{n}", count, contexts)) for n in range(count)],
+        instances=[draw(instances(f"i{n}", count)) for n in range(count)],
         newcomer=a_prompt(due_s=draw(st.integers(5, 3000)) * MS, left=draw(st.integers(1, 600))),
         target=draw(st.integers(0, count - 1)),
         margin_s=draw(st.sampled_from([0, 5])) * MS,
@@ -75,7 +71,7 @@ def nodes(
     )
     if draw(st.booleans()):
         # Several paces on an instance, none quicker than that by which it was made.
-        paces = st.sampled_from([1.0, 1.0, 1.1, 1.5, 3.0, 10.0, 30.0])
+        paces = st.sampled_from([1.0, 1.0, 1.5, 3.0, 10.0])
         for instance in node.instances:
             for request in instance.requests:
                 request.tpot_s = instance.tpot_s * draw(paces)

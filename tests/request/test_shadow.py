@@ -11,10 +11,8 @@ import pytest
 from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules import turns
-from mesh.policy.rules.headroom import HEADROOM, TOGETHER, Headroom
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, SWAPPING, WHOLE, Swap
-from mesh.policy.rules.turns import Grant, TurnBounds, TurnRule
 from mesh.request import shadow
 from mesh.request.pool import Held, Pool
 from mesh.request.shadow import (
@@ -175,36 +173,6 @@ def as_values(node: Node) -> list[object]:
 
     joining = [(index, of(request)) for index, request in node.joining]
     return [*(requests(each) for each in node.instances), of(node.newcomer), joining]
-
-
-def test_a_slower_pace_takes_no_more_decodes_than_it_has_to() -> None:
-    """A decode takes 20 ms for one and 10 ms for each more. Beside one request with a token every
-    0.1 s, which takes a fifth of the time, eight more such ones can be promised, or nearly eighty
-    with one a second, which decode with every tenth of its tokens.
-    """
-    by = times(decode_s=0.02, decode_more_s=0.01)
-
-    def promised(tpot_s: float, rule: TurnRule = HEADROOM) -> int:
-        requests = [Request(due_s=1.0, tpot_s=0.1)]
-        for count in range(100):
-            each = Instance(name="a", times=by, tpot_s=0.1, requests=list(requests))
-            newcomer = Request(due_s=60.0, left=10, past=0, tpot_s=tpot_s)
-            node = Node(instances=[each], newcomer=newcomer, rule=rule)
-            if node.verdict() is not Verdict.PASSES:
-                return count
-            requests.append(Request(due_s=1.0 + 0.01 * count, tpot_s=tpot_s))
-        raise AssertionError("as many as there are")
-
-    assert (promised(0.1), promised(1.0)) == (8, 78)
-    assert promised(1.0, TOGETHER) == 8, "as on nodes of earlier versions"
-
-    class Own(Headroom):
-        """Has all decode, whatever its parameters say."""
-
-        def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
-            return TOGETHER.turn(queues, now_s, bounds)
-
-    assert promised(1.0, Own(selective_decode=1)) == 8, "nobody can promise by what it may grant"
 
 
 def test_a_long_prompt_passes_in_chunks_that_others_can_wait_for() -> None:

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import ClassVar
 
 from hypothesis import event, given
-from hypothesis import strategies as st
 
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules.alternate import ALTERNATE
@@ -55,15 +53,6 @@ def check(node: Node) -> None:
 @given(nodes())
 def test_no_rollout_refutes_what_validation_admits(node: Node) -> None:
     check(node)
-
-
-@given(nodes(contexts=False), st.integers(0, 99))
-def test_nor_does_one_in_which_requests_end(node: Node, seed: int) -> None:
-    """A decode of fewer takes no longer, as contexts do not matter here: else those that are left
-    may have longer ones in the mean.
-    """
-    if node.verdict() is Verdict.PASSES:
-        assert not Rollout(node=node, ends=Random(seed)).misses()
 
 
 @given(nodes((ALTERNATE, FIRST_COME, WEIGHTED, OneByOne())))

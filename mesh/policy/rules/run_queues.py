@@ -12,7 +12,8 @@ from math import inf
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.slo import next_due_s
-from mesh.policy.rules.decode_capacity import Job, class_costs, lead_s, share_of, spare_s
+from mesh.domain.steps import Decode
+from mesh.policy.rules.decode_capacity import Job, spare_s
 
 NOBODY = RequestId("")
 """Whoever asks by sums alone names no request."""
@@ -131,7 +132,6 @@ class RunQueue(PaceClass):
     """The time of a decode of the batch as it is; `predict` sets it."""
     _profiled_s: float = field(default=0.0, init=False)
     """The same by the profile alone."""
-    _class_costs: Sequence[float] = field(default=(), init=False)
     _lookahead_tokens: int = field(default=0, init=False)
     _chunk: tuple[int, int, int, float] = field(default=(0, 0, 0, 0.0), init=False)
     """Prompt tokens, past ones, the batch and the factor of the last chunk that was asked for: a
@@ -158,57 +158,6 @@ class RunQueue(PaceClass):
         else:
             self._profiled_s = 0.0
         self.decode_s = self._profiled_s * self.times.factor
-        self._class_costs = ()
-
-    def predict_classes(self) -> Sequence[float]:
-        """What the decodes of its classes cost by the profile alone (`class_costs`), for a rule
-        that decodes by class. Sorts the classes, the quickest first.
-        """
-        if not self._class_costs:
-            self.classes.sort(key=lambda part: part.tpot_s)
-            batches = [(part.batch, part.context_tokens) for part in self.classes]
-            profiled_s = self.times.profiled_decode_s
-            self._class_costs = class_costs(batches, profiled_s, self._lookahead_tokens)
-        return self._class_costs
-
-    def due_classes(self, now_s: float) -> Sequence[PaceClass] | None:
-        """The classes that have to decode in its next iteration: the quickest, and those for which
-        the one after that would be too late. `None`, for all, if that takes no longer, as where the
-        others shorten the mean context.
-        """
-        self.predict_classes()
-        first, *slower = self.classes
-        until_s = self.due_s
-        if first.late_s < inf:
-            until_s = min(until_s, now_s + self.soonest_s(first))
-        pace_s = first.tpot_s
-        due = [first, *[p for p in slower if p.due_s < until_s + lead_s(pace_s, p.tpot_s)]]
-        return due if self.decode_s_by(due) < self.decode_s else None
-
-    def class_jobs(self, decoding: Sequence[PaceClass] = ()) -> list[Job]:
-        """The decodes of its classes, once those that are `decoding` have: the quickest decodes
-        from the first deadline of all on, the others with it.
-        """
-        costs, factor = self.predict_classes(), self.times.factor
-        dues_s = [of.due_s + of.tpot_s if of in decoding else of.due_s for of in self.classes]
-        due_s, pace_s = min(dues_s), self.classes[0].tpot_s
-        jobs = [(due_s, costs[0] * factor, pace_s)]
-        for part, part_due_s, cost_s in zip(self.classes[1:], dues_s[1:], costs[1:], strict=True):
-            jobs.append((part_due_s - lead_s(pace_s, part.tpot_s), cost_s * factor, part.tpot_s))
-        return [job for job in jobs if job[0] < inf]
-
-    def decode_s_by(self, parts: Sequence[PaceClass]) -> float:
-        """Seconds of a decode of these classes."""
-        batch = sum([part.batch for part in parts])
-        tokens = sum([part.context_tokens for part in parts])
-        return self.times.decode_s(batch, tokens / batch + self._lookahead_tokens)
-
-    def soonest_s(self, part: PaceClass) -> float:
-        """Seconds of the shortest decode that gives this class a token, by a rule that decodes by
-        class.
-        """
-        first = min(self.classes, key=lambda of: of.tpot_s)
-        return min(self.decode_s_by([first] if part is first else [first, part]), self.decode_s)
 
     def decode_s_of(self, requests: int) -> float:
         """Seconds of a decode of so many of the batch."""
@@ -222,16 +171,9 @@ class RunQueue(PaceClass):
         self.times.factor = factor
         self.decode_s = self._profiled_s * factor
 
-    def sort_out(self, now_s: float, *, by_class: bool = False) -> None:
-        """Set `due_s` and `late_s` anew, by what a decode that begins now can still keep: one of
-        all, or by a rule that decodes by class the shortest of each class.
-        """
-        if not (by_class and self.classes):
-            self.sort_dues(now_s + self.decode_s)
-            return
-        for part in self.classes:
-            part.sort_dues(now_s + self.soonest_s(part))
-        self.gather()
+    def sort_out(self, now_s: float) -> None:
+        """Set `due_s` and `late_s` anew, by what a decode that begins now can still keep."""
+        self.sort_dues(now_s + self.decode_s)
 
     def sort_dues(self, done_s: float) -> None:
         """Set `due_s` and `late_s` anew, by what can be kept by tokens that come then."""
@@ -278,13 +220,13 @@ class RunQueue(PaceClass):
             into.owed_s = min(into.owed_s, due_s)
             self.gather()
 
-    def decoding(self, decode: Sequence[RequestId] | None) -> Sequence[PaceClass]:
+    def decoding(self, decode: Decode) -> Sequence[PaceClass]:
         """The classes of those who decode; some are divided for it."""
         if decode is None:
             return () if not self.batch else tuple(self.classes) or (self,)
-        found, names = [], frozenset(decode)
+        found = []
         for part in tuple(self.parts):
-            named = [request_id for request_id in part.running if request_id in names]
+            named = [request_id for request_id in part.running if request_id in decode]
             if named and len(named) < part.batch:
                 if not self.classes:
                     part = self._as_class()
@@ -349,34 +291,24 @@ class RunQueue(PaceClass):
         """When its next token is due, late or not; infinite where it has nothing to compute."""
         return min((self.due_s, self.late_s, *[prompt.due_s for prompt in self.prompts]))
 
-    def turn_s(self, prefill_tokens: int, parts: Sequence[PaceClass] | None = None) -> float:
-        """Seconds of one iteration: a decode of the batch, or of these of its classes, and so many
-        prompt tokens.
-        """
+    def turn_s(self, prefill_tokens: int) -> float:
+        """Seconds of one iteration: a decode of the batch and so many prompt tokens."""
         if not prefill_tokens:
-            return self.decode_s if parts is None else self.decode_s_by(parts)
-        return self._chunk_s(prefill_tokens, self.prompts[0].past, parts)
+            return self.decode_s
+        return self._chunk_s(prefill_tokens, self.prompts[0].past)
 
-    def at_once_s(
-        self, prompt: Prompt, prefill_tokens_max: int, parts: Sequence[PaceClass] | None = None
-    ) -> float:
-        """Seconds of the iterations that compute a prompt in the largest chunks, beside decodes of
-        the batch or of these of its classes.
-        """
+    def at_once_s(self, prompt: Prompt, prefill_tokens_max: int) -> float:
+        """Seconds of the iterations that compute a prompt in the largest chunks."""
         seconds, left, past = 0.0, prompt.left, prompt.past
         while left > 0:
             tokens = min(left, prefill_tokens_max)
-            seconds += self._chunk_s(tokens, past, parts)
+            seconds += self._chunk_s(tokens, past)
             left -= tokens
             past += tokens
         return seconds
 
-    def _chunk_s(
-        self, tokens: int, past_tokens: int, parts: Sequence[PaceClass] | None = None
-    ) -> float:
-        batch, times, decode_s = self.batch, self.times, self.decode_s
-        if parts is not None:
-            batch, decode_s = sum([part.batch for part in parts]), self.decode_s_by(parts)
+    def _chunk_s(self, tokens: int, past_tokens: int) -> float:
+        batch, times = self.batch, self.times
         of = tokens, past_tokens, batch, times.factor
         if of != self._chunk:
             self._chunk = of
@@ -384,62 +316,18 @@ class RunQueue(PaceClass):
                 self._chunk_added_s = times.chunk_s(tokens, past_tokens, batch)
             else:
                 self._chunk_added_s = times.prefill_s(tokens, past_tokens)
-        return decode_s + self._chunk_added_s if batch else self._chunk_added_s
+        return self.decode_s + self._chunk_added_s if batch else self._chunk_added_s
 
 
-def slack_s(
-    queue: RunQueue,
-    queues: Sequence[RunQueue],
-    now_s: float,
-    *,
-    by_class: bool = False,
-    parts: Sequence[PaceClass] | None = None,
-    early_s_max: float = 0.0,
-) -> float:
+def slack_s(queue: RunQueue, queues: Sequence[RunQueue], now_s: float) -> float:
     """How long an iteration of `queue` may take now without making a token of the running requests
     late, now or later, if decodes in the order of their deadlines follow. Requests that are late
-    already do not count, and neither do prompts. By a rule that decodes `by_class`, see below.
+    already do not count, and neither do prompts.
     """
     jobs: list[Job] = []
     for other in queues:
-        if by_class and other.classes:
-            return _slack_by_class_s(queue, queues, now_s, parts, early_s_max)
         if other.due_s < inf:
             # Its own tokens of now come with the iteration itself.
             due_s = other.due_s + other.tpot_s if other is queue else other.due_s
             jobs.append((due_s, other.decode_s, other.tpot_s))
     return min(spare_s(jobs, now_s), queue.due_s - now_s)
-
-
-def _slack_by_class_s(
-    queue: RunQueue,
-    queues: Sequence[RunQueue],
-    now_s: float,
-    parts: Sequence[PaceClass] | None,
-    early_s_max: float,
-) -> float:
-    """The same by a rule that decodes by class: `parts` of the queue decode now (`None`: all), and
-    each class as often as it has to further on. There is time for that if all may decode each time,
-    or if each class takes no more than its costs. With `early_s_max`, tokens come early by that, or
-    a quarter of the largest pace if it is less, and by a quarter of their own pace.
-    """
-    together: list[Job] = []
-    by_class: list[Job] = []
-    for other in queues:
-        own = other is queue
-        if other.classes:
-            jobs = other.class_jobs((parts or other.classes) if own else ())
-            by_class += jobs
-            together += [(due_s, other.decode_s, tpot_s) for due_s, _, tpot_s in jobs[:1]]
-        elif other.due_s < inf:
-            due_s = other.due_s + other.tpot_s if own else other.due_s
-            by_class.append((due_s, other.decode_s, other.tpot_s))
-            together.append(by_class[-1])
-    own_share = 0.25 if early_s_max else 0.0
-    early_s = min(early_s_max, max([tpot_s / 4 for _, _, tpot_s in together], default=0.0))
-    spare = -inf
-    for jobs in (together, by_class):
-        if jobs is by_class or share_of(jobs) <= 1.0:
-            seen = [(due_s - max(early_s, own_share * t), s, t) for due_s, s, t in jobs]
-            spare = max(spare, spare_s(seen, now_s))
-    return min(spare, queue.due_s - max(early_s, own_share * queue.tpot_s) - now_s)

@@ -12,7 +12,7 @@ from mesh.domain.ids import RequestId
 from mesh.domain.node_rule import RuleName
 from mesh.domain.steps import Prefill
 from mesh.domain.values import dataclass
-from mesh.policy.rules.run_queues import NOBODY, PaceClass, RunQueue
+from mesh.policy.rules.run_queues import NOBODY, RunQueue
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,8 +56,7 @@ class TurnRule(Protocol):
     period: ClassVar[int | None]
     """Turns of a run queue after which its decodes repeat while nobody comes or goes: by as many,
     shadow validation sees that nobody falls behind. None: all of a run queue decode, by their
-    deadlines, and `decode_capacity` tells; `Headroom` alone may decode by class then. 0: no policy
-    can promise by this rule.
+    deadlines, and `decode_capacity` tells. 0: no policy can promise by this rule.
     """
 
     def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
@@ -109,17 +108,9 @@ def name_all(grant: Grant) -> None:
         grant.prefill = tuple(named) if named else 0
 
 
-def one_iteration(
-    queue: RunQueue,
-    tokens: int,
-    passed: Sequence[RunQueue] = (),
-    parts: Sequence[PaceClass] | None = None,
-) -> Grant:
-    """A decode of the whole batch, or of these of its classes, beside so many prompt tokens."""
-    grant = Grant(queue=queue, prefill=tokens, seconds=queue.turn_s(tokens, parts), passed=passed)
-    if parts is not None:
-        grant.decode = tuple([name for part in parts for name in part.running])
-    return grant
+def one_iteration(queue: RunQueue, tokens: int, passed: Sequence[RunQueue] = ()) -> Grant:
+    """A decode of the whole batch, beside so many prompt tokens."""
+    return Grant(queue=queue, prefill=tokens, seconds=queue.turn_s(tokens), passed=passed)
 
 
 def decodes(queue: RunQueue, limit_s: float, passed: Sequence[RunQueue] = ()) -> Grant:

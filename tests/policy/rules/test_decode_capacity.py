@@ -1,13 +1,12 @@
 """Sums of decodes against decodes counted one by one."""
 
-from itertools import product
 from math import inf
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mesh.policy.rules.decode_capacity import class_costs, class_share, reached_s, spare_s
+from mesh.policy.rules.decode_capacity import reached_s, spare_s
 from tests.request.schedules import Job
 
 JOBS = st.lists(
@@ -86,40 +85,3 @@ def test_decodes_get_as_far_as_reckoned_and_a_round_farther_at_most(
     assert min(dues_s) >= reached - 1e-9
     round_s = sum(job.decode_s for job in jobs)
     assert min(dues_s) <= reached_s(list(jobs), wait_s + round_s) + 1e-9
-
-
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=6),
-    st.lists(st.integers(0, 20), min_size=30, max_size=30),
-)
-def test_no_decode_of_some_classes_takes_longer_than_their_costs(
-    batches: list[int], steps: list[int]
-) -> None:
-    """Whatever the table, as long as more requests take no less time."""
-    seconds = [0.0]
-    for step in steps:
-        seconds.append(seconds[-1] + step)
-    costs = class_costs([(batch, 0) for batch in batches], lambda n, _: seconds[n], 0)
-    assert len(costs) == len(batches)
-    assert costs[0] == seconds[batches[0]]
-    for others in product((False, True), repeat=len(batches) - 1):
-        decoding = [True, *others]
-        together = sum(batch for batch, here in zip(batches, decoding, strict=True) if here)
-        most = sum(cost for cost, here in zip(costs, decoding, strict=True) if here)
-        assert seconds[together] <= most
-
-
-def test_a_plateau_of_the_table_costs_what_it_hides() -> None:
-    """80 ms for one to four, 120 for eight: each of two classes of four adds 10 ms to one request
-    alone, and 45 to one and the other class. Where three of each are left, one adds nothing.
-    """
-    at = {1: 80, 4: 80, 5: 90, 7: 110, 9: 135}
-    assert class_costs([(1, 0), (4, 0), (4, 0)], lambda n, _: at[n], 0) == [80, 45, 45]
-    assert class_costs([(1, 0), (3, 0), (3, 0)], lambda n, _: at[n], 0) == [80, 30, 30]
-
-
-def test_the_share_of_a_class_is_what_it_adds_over_its_pace() -> None:
-    batches = [(1.0, 40, 0), (0.1, 1, 0), (1.0, 37, 0)]
-    share = class_share(batches, lambda n, _: 0.01 + 0.01 * n, 0)
-    assert share == pytest.approx(0.02 / 0.1 + 0.77)
-    assert class_share([], lambda n, _: 1.0, 0) == 0.0

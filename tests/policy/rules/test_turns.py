@@ -1,6 +1,5 @@
 """Whose turn it is: least headroom first, prompts in chunks, nobody late for who is late anyway."""
 
-from collections.abc import Sequence
 from copy import deepcopy
 from random import Random
 
@@ -15,17 +14,7 @@ from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.turns import Grant, TurnRule, name_all, next_turn, note_turn
 from tests.request.rollout import Rollout
-from tests.request.schedules import (
-    TIMES,
-    TOKENS_MAX,
-    Instance,
-    Job,
-    Node,
-    Request,
-    a_prompt,
-    queue,
-    times,
-)
+from tests.request.schedules import TIMES, TOKENS_MAX, Instance, Job, Node, a_prompt, queue, times
 from tests.request.strategies import instances
 
 
@@ -60,91 +49,6 @@ class TestLeastHeadroom:
         grant = grant_of(queue("a", 0.5, times=TIMES, prompts=[(50, 0.4)]))
         assert grant.prefill_tokens == 50
         assert grant.seconds == pytest.approx(0.15)
-
-
-def paced(*rows: tuple[float, float], batch_s: float = 0.02, name: str = "a") -> Instance:
-    """Requests that are due then and have these paces. A decode of one takes 0.06 s, and as much
-    longer for each more as `batch_s` says; a prompt token takes 1 ms.
-    """
-    requests = [Request(due_s=due_s, tpot_s=tpot_s) for due_s, tpot_s in rows]
-    by = times(decode_s=0.06, decode_more_s=batch_s)
-    return Instance(name=name, times=by, tpot_s=0.1, requests=requests)
-
-
-class TestClassesOfOneInstance:
-    """One request with a token every 0.1 s, and two with one a second."""
-
-    def decoding(self, due_s: float, *slow_due_s: float, others: Sequence[RunQueue] = ()) -> int:
-        each = paced((due_s, 0.1), *((slow_s, 1.0) for slow_s in slow_due_s))
-        grant = grant_of(each.queue(0.0), *others)
-        assert grant.queue.instance_id == "a"
-        if grant.decode is None:
-            return len(each.requests)
-        assert grant.decode[0] == each.requests[0].name
-        assert grant.seconds == pytest.approx(0.04 + 0.02 * len(grant.decode))
-        return len(grant.decode)
-
-    def test_all_decode_while_nobody_is_late_for_it(self) -> None:
-        assert self.decoding(0.13, 2.0, 2.0) == 3
-        assert self.decoding(0.12, 2.0, 2.0) == 1, "a quarter of its pace earlier than due"
-
-    def test_those_who_can_wait_do_where_time_is_short(self) -> None:
-        assert self.decoding(0.09, 2.0, 2.0) == 1
-        b = queue("b", 0.4, times=times(decode_s=0.06))
-        assert self.decoding(0.13, 2.0, 2.0, others=[b]) == 1
-
-    def test_until_the_next_decode_would_be_too_late_for_them(self) -> None:
-        # The next one is due at 0.19 s, and their tokens may be 0.225 s longer on their way.
-        assert self.decoding(0.09, 0.41, 2.0) == 3
-        assert self.decoding(0.09, 0.42, 2.0) == 1
-
-    @pytest.mark.parametrize("late", ["quick", "slow", "both"])
-    def test_a_late_token_never_makes_all_decode(self, late: str) -> None:
-        """One at 0.1 s and 77 at 1 s: alone it takes 20 ms, with all 790 ms."""
-        by = times(decode_s=0.02, decode_more_s=0.01)
-        quick_s = 0.1 if late == "slow" else 0.019
-        slow_s = 2.0 if late == "quick" else 0.789
-        rows = [(quick_s, 0.1), (slow_s, 1.0), *[(2.0, 1.0)] * 76]
-        requests = [Request(due_s=due_s, tpot_s=tpot_s) for due_s, tpot_s in rows]
-        each = Instance(name="a", times=by, tpot_s=0.1, requests=requests)
-        grant = grant_of(each.queue(0.0))
-        assert grant.decode == (requests[0].name,)
-        assert grant.seconds == pytest.approx(0.02)
-
-    def test_who_is_late_decodes_once_the_quick_one_is_ahead_enough(self) -> None:
-        by = times(decode_s=0.02, decode_more_s=0.01)
-        slow = [Request(due_s=-1.0, tpot_s=1.0) for _ in range(77)]
-        quick = Request(due_s=0.1, tpot_s=0.1)
-        each = Instance(name="a", times=by, tpot_s=0.1, requests=[quick, *slow])
-        rollout = Rollout(node=Node(instances=[each], newcomer=Request(due_s=9.0)))
-        seconds: list[float] = []
-        while not seconds or seconds[-1] < 0.1:
-            due_s = quick.due_s
-            turn = rollout.turn()
-            assert turn is not None
-            assert rollout.now_s <= due_s
-            seconds.append(turn[1].seconds)
-        assert len(seconds) == 10
-        assert seconds[-1] == pytest.approx(0.79)
-
-    def test_a_prompt_is_computed_beside_those_who_are_due(self) -> None:
-        """A chunk beside all takes more than the 0.09 s that the quick one has."""
-        each = paced((0.09, 0.1), (2.0, 1.0), (2.0, 1.0))
-        each.requests.append(a_prompt(16, 0.5))
-        grant = grant_of(each.queue(0.0))
-        assert (grant.prefill, grant.decode) == (16, (each.requests[0].name,))
-        assert grant.seconds == pytest.approx(0.06 + 0.016)
-
-    def test_nobody_is_ever_late_though_not_all_can_decode_each_time(self) -> None:
-        """One takes 60 % of the time, and nine more would take 120 % of it with all decodes."""
-        each = paced((0.1, 0.1), *((3.0 + 0.1 * n, 1.0) for n in range(9)))
-        rollout = Rollout(node=Node(instances=[each], newcomer=Request(due_s=9.0)))
-        for _ in range(200):
-            dues_s = [request.due_s for request in each.requests]
-            assert rollout.turn() is not None
-            assert min(dues_s) >= rollout.now_s - 1e-9
-        tokens = [rollout.tokens[id(request)] for request in each.requests]
-        assert min(tokens) >= 10
 
 
 class TestChunks:

@@ -9,7 +9,7 @@ one before.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import cast
 
@@ -28,8 +28,6 @@ from mesh.domain.reasons import Verdict
 from mesh.domain.steps import part_bytes
 from mesh.domain.values import dataclass, replace
 from mesh.memory.station import NEWCOMER, ReservationKind
-from mesh.policy.rules.decode_capacity import class_share
-from mesh.policy.rules.headroom import decodes_by_class
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, Swap, SwapRule
 from mesh.request.pool import Held, Pool
@@ -294,16 +292,9 @@ def _places_left(instance: InstanceEntry, request: RequestEntry, now_s: float) -
     factor = instance.correction.factor(now_s) * care
     times = Times(instance.profile, factor)
 
-    several = instance.mixed_slos or any(of.pace_s != request.pace_s for of in work)
-    batches = _batches(work) if several and decodes_by_class(instance.node.turns) else None
-
     def share(more: int) -> float:
         context = (tokens + more * request.tokens) / (batch + more) + LOOKAHEAD_TOKENS
-        together = times.decode_s(batch + more, context) / request.pace_s
-        if batches is None:
-            return others + together
-        of_all = [*batches, (request.pace_s, more, more * request.tokens)]
-        return others + min(together, class_share(of_all, times.decode_s, LOOKAHEAD_TOKENS))
+        return others + times.decode_s(batch + more, context) / request.pace_s
 
     return bisect_right(range(1, instance.batch_max - batch + 1), 1.0, key=share)
 
@@ -445,17 +436,8 @@ def node_prompts_s(node: NodeEntry, now_s: float) -> float:
 
 
 def round_s(node: NodeEntry, now_s: float) -> float:
-    """Seconds of one decode of each instance that has requests, or will have some; where it decodes
-    by class, of its quickest pace at most.
-    """
-    total_s = 0.0
-    for instance in node.instances.values():
-        if _has_work(instance):
-            decode_s = _decode_s(instance, now_s)
-            if instance.mixed_slos and decodes_by_class(node.turns):
-                decode_s = min(decode_s, instance.pace_s)
-            total_s += decode_s
-    return total_s
+    """Seconds of one decode of each instance that has requests, or will have some."""
+    return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))
 
 
 def decode_share_with(into: InstanceEntry, now_s: float, *more: RequestEntry) -> float:
@@ -469,18 +451,7 @@ def _decode_share(
     instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()
 ) -> float:
     paces_s = [instance.pace_s] if _has_work(instance) else []
-    paces_s += [request.pace_s for request in more]
-    share = _decode_s(instance, now_s, more) / min(paces_s)
-    several = instance.mixed_slos or (more and max(paces_s) > min(paces_s))
-    if not (several and decodes_by_class(instance.node.turns)):
-        return share
-    batches, decode_s = _batches([*_work(instance), *more]), times_of(instance, now_s).decode_s
-    return min(share, class_share(batches, decode_s, LOOKAHEAD_TOKENS))
-
-
-def _batches(requests: Iterable[RequestEntry]) -> list[tuple[float, int, int]]:
-    """What `class_share` asks for of those that decode."""
-    return [(r.pace_s, 1, r.tokens) for r in requests if r.pace_s < inf]
+    return _decode_s(instance, now_s, more) / min((*paces_s, *(r.pace_s for r in more)))
 
 
 def _decode_s(instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()) -> float:

@@ -38,7 +38,6 @@ from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
 from mesh.memory.station import ReservationKind
 from mesh.policy.plans import Shortage
-from mesh.policy.rules.headroom import decodes_by_class
 
 GUESSED_SHARE_MOST = 0.5
 """An estimated profile may say that a request takes this share of the time until its first token is
@@ -200,13 +199,12 @@ class Outlook:
         for instance in node.instances.values():
             begun_s = ready_s.get(instance.instance_id, self.ctx.now_s)
             owner = self.ctx.cell.deployments.get(instance.deployment)
-            by_class = instance.mixed_slos and decodes_by_class(node.turns)
             for request in (instance.coming or instance.requests).values():
                 most = request.original.sampling.max_tokens
                 known = owner.history.mean_of(request.slo.name) if owner is not None else most
                 mean = min(known, most)
                 left = max(mean - len(request.output_tokens), mean * LEFT_SHARE_LEAST)
-                yield begun_s + left * (min(token_s, request.pace_s) if by_class else token_s)
+                yield begun_s + left * token_s
 
     def _quickest_s(self, request: RequestEntry) -> float:
         """Seconds to its first token on the quickest node. Measured profiles count alone: a

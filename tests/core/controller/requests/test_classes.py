@@ -5,13 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.controller.instances.node_schedule import (
-    _best_effort_s,
-    _places_left,
-    decode_share_with,
-    decodes_share,
-    round_s,
-)
+from mesh.core.controller.instances.node_schedule import _best_effort_s
 from mesh.core.controller.requests.preemption import may_be_preempted
 from mesh.core.controller.requests.serving import grow_or_evict
 from mesh.domain.actions import ControllerAction, RefuseRequest
@@ -26,7 +20,6 @@ from mesh.domain.slo import BEST_EFFORT, Slo, best_effort
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, request
 from tests.core.two_nodes import TwoNodes
-from tests.support.profiles import profile
 
 BATCH = best_effort("batch", 600.0)
 QUICK = Slo(name="quick", ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=0.15)
@@ -61,59 +54,6 @@ def test_a_class_that_finds_no_place_holds_up_no_other() -> None:
     for number in range(5):
         assert submitted(cell.ask_in(QUICK, f"q{number}")) == []
     assert submitted(cell.ask_in(PATIENT, "p1")) == [("p1", "a")]
-
-
-MANY = profile(
-    prefill=Grid(rows=(1, 256), columns=(4096,), seconds=((0.001,), (0.256,))),
-    decode=Grid(rows=(1, 101), columns=(4096,), seconds=((0.02,), (1.02,))),
-)
-"""A decode takes 20 ms for one request, and 10 ms for each more."""
-
-
-class MixedCell(Cell):
-    """The same with batches that are as large as their decodes allow."""
-
-    def __init__(self, *, selective_decode: bool = True) -> None:
-        made = deployment("a", slo=PATIENT)
-        spec = replace(made.spec, classes=(QUICK, PATIENT), class_default="patient")
-        CellUnderTest.__init__(self, replace(made, spec=spec), profiles=[MANY])
-        loaded = replace(instance("a", "a"), kv_blocks=2000, batch_max=100)
-        on = replace(node("n1", loaded), selective_decode=selective_decode)
-        self.link, _ = self.join(on)
-
-    def taken(self, slo: Slo, name: str, most: int) -> int:
-        """How many of a class are taken, each of which has its first token at once."""
-        for count in range(most):
-            if not submitted(self.ask_in(slo, f"{name}{count}")):
-                return count
-            self.tokens(self.link, f"{name}{count}", [7])
-        return most
-
-
-@pytest.mark.parametrize(("selective_decode", "slow"), [(True, 60), (False, 10)])
-def test_a_slow_class_takes_what_it_adds_where_the_node_decodes_by_class(
-    selective_decode: bool, slow: int
-) -> None:
-    """Nodes of earlier versions have all decode in each iteration."""
-    cell = MixedCell(selective_decode=selective_decode)
-    (there,) = cell.core.cell.nodes.values()
-    parameters = (("selective_decode", 1),) if selective_decode else ()
-    assert there.rule.turn.parameters == parameters
-    assert cell.taken(QUICK, "q", 1) == 1
-    assert cell.taken(PATIENT, "p", 60) == slow
-
-
-def test_a_quick_request_that_waits_is_judged_by_what_its_class_takes() -> None:
-    """Beside sixty slow ones, of which a decode takes 0.7 s, there are places for a quick one."""
-    cell = MixedCell()
-    assert cell.taken(QUICK, "q", 1) == 1
-    assert cell.taken(PATIENT, "p", 60) == 60
-    (there,), now_s = cell.core.cell.instances.values(), cell.now_s
-    quick = there.requests[RequestId("q0")]
-    assert round_s(there.node, now_s) == quick.pace_s
-    assert 0.5 < decodes_share(there.node, now_s) < 1.0
-    assert 1 <= _places_left(there, quick, now_s) <= 4
-    assert decode_share_with(there, now_s, quick) < 1.0
 
 
 def test_requests_of_a_class_that_goes_keep_its_limits_until_they_end() -> None:
