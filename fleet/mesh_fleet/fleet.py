@@ -11,12 +11,15 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.values import replace
 from mesh_fleet.supplier import FleetSeen, FleetSpec, Supplier
 
 NAMESPACE = "mesh"
+HEAD = "node:__internal_head__"
+"""A resource that Ray gives to the machine with its GCS alone."""
 CONNECT_S_MAX = 8.0
 ANSWER_S_MAX = 10.0
 POLL_S = 0.25
@@ -85,8 +88,15 @@ def install(spec: FleetSpec) -> None:
         actor = _supplier(spec.device)
         ray.kill(actor)
         _until_gone(spec.name)
+    # Beside the GCS, so that no other machine that is lost takes it along with what it knows of it.
+    heads = [n["NodeID"] for n in ray.nodes() if n["Alive"] and HEAD in n["Resources"]]
+    beside = NodeAffinitySchedulingStrategy(heads[0], soft=True) if heads else "DEFAULT"
     made = ray.remote(Supplier).options(
-        name=spec.name, lifetime="detached", max_restarts=-1, num_cpus=0
+        name=spec.name,
+        lifetime="detached",
+        max_restarts=-1,
+        num_cpus=0,
+        scheduling_strategy=beside,
     )
     made.remote(spec)
 

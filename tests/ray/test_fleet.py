@@ -342,4 +342,5 @@ def test_rays_machines_follow_what_the_controller_wants(
 def seen(machines: RayMachines) -> Any:
     """What `status` tells; without agents while the supplier is being started anew."""
     told = machines.mesh("status", "-o", "json")
-    return json.loads(told.stdout) if told.returncode == 0 else {"agents": [], "places": 0}
+    nothing = {"agents": [], "places": 0, "problem": ""}
+    return json.loads(told.stdout) if told.returncode == 0 else nothing
