@@ -5,7 +5,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -427,6 +427,20 @@ async def test_a_front_whose_cells_do_not_answer_says_so(
         assert (await edge.chat()).status_code == 503
 
 
+@asynccontextmanager
+async def looking(
+    addresses: list[str], tell: Callable[[CellSeen | CellSilent], None] = lambda _: None
+) -> AsyncIterator[CellLink]:
+    link = CellLink(CELLS[0], addresses, LoopClock(asyncio.get_running_loop()), tell)
+    watch = asyncio.create_task(link.watch())
+    try:
+        yield link
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await link.close()
+
+
 async def test_of_two_that_say_that_they_lead_a_cell_the_one_that_began_last_does() -> None:
     told: list[CellSeen | CellSilent] = []
 
@@ -441,19 +455,15 @@ async def test_of_two_that_say_that_they_lead_a_cell_the_one_that_began_last_doe
     async with saying() as x, AsyncExitStack() as stack:
         y = await stack.enter_async_context(saying())
         both = [y.address, x.address]
-        link = CellLink(CELLS[0], both, LoopClock(asyncio.get_running_loop()), told.append)
-        watch = asyncio.create_task(link.watch())
-        await x.say(leads=True)
-        await until(led_by(x.address))
-        await y.say(leads=True)  # X does not know yet that it was followed
-        await until(led_by(y.address))
-        await stack.aclose()
-        await until(led_by(x.address))
-        await x.say(leads=False)
-        await until(lambda one: isinstance(one, CellSilent) and one.drains)
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-        await link.close()
+        async with looking(both, told.append):
+            await x.say(leads=True)
+            await until(led_by(x.address))
+            await y.say(leads=True)  # X does not know yet that it was followed
+            await until(led_by(y.address))
+            await stack.aclose()
+            await until(led_by(x.address))
+            await x.say(leads=False)
+            await until(lambda one: isinstance(one, CellSilent) and one.drains)
 
 
 async def test_a_new_leader_is_found_while_the_old_one_hangs(
@@ -462,19 +472,15 @@ async def test_a_new_leader_is_found_while_the_old_one_hangs(
     monkeypatch.setattr("mesh.wire.leader.LOOK_S_MAX", WAIT_S_MAX)
     async with saying() as x, saying() as y:
         both = [x.address, y.address]
-        link = CellLink(CELLS[0], both, LoopClock(asyncio.get_running_loop()), lambda _: None)
-        watch = asyncio.create_task(link.watch())
-        await x.say(leads=True)
-        await until_led(link, x.address)
-        x.hangs, looks = True, y.looks
-        async with asyncio.timeout(WAIT_S_MAX / 2):
-            while y.looks < looks + 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        await y.say(leads=True)
-        await until_led(link, y.address)
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-        await link.close()
+        async with looking(both) as link:
+            await x.say(leads=True)
+            await until_led(link, x.address)
+            x.hangs, looks = True, y.looks
+            async with asyncio.timeout(WAIT_S_MAX / 2):
+                while y.looks < looks + 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            await y.say(leads=True)
+            await until_led(link, y.address)
 
 
 async def test_one_that_comes_back_after_another_has_led_is_not_the_newest(
@@ -484,23 +490,19 @@ async def test_one_that_comes_back_after_another_has_led_is_not_the_newest(
     monkeypatch.setattr("mesh.front.cells.TAKEOVER_S_MAX", 0.1)
     async with saying() as x, saying() as y:
         both = [x.address, y.address]
-        link = CellLink(CELLS[0], both, LoopClock(asyncio.get_running_loop()), lambda _: None)
-        watch = asyncio.create_task(link.watch())
-        await x.say(leads=True)
-        await until_led(link, x.address)
-        x.hangs = True
-        await until_led(link, "")
-        await asyncio.sleep(0.4)
-        await y.say(leads=True)
-        await until_led(link, y.address)
-        x.hangs, looks = False, x.looks
-        async with asyncio.timeout(WAIT_S_MAX / 2):
-            while x.looks < looks + 4:
-                await asyncio.sleep(0.02)
-                assert link.leader != x.address
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-        await link.close()
+        async with looking(both) as link:
+            await x.say(leads=True)
+            await until_led(link, x.address)
+            x.hangs = True
+            await until_led(link, "")
+            await asyncio.sleep(0.4)
+            await y.say(leads=True)
+            await until_led(link, y.address)
+            x.hangs, looks = False, x.looks
+            async with asyncio.timeout(WAIT_S_MAX / 2):
+                while x.looks < looks + 4:
+                    await asyncio.sleep(0.02)
+                    assert link.leader != x.address
 
 
 async def until_led(link: CellLink, at: str) -> None:
