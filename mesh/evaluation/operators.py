@@ -41,7 +41,7 @@ PAPER, CONSERVING = "paper", "conserving"
 GREEDY = "operators-greedy"
 PLANNERS = ("model", "model-shared", GREEDY, "operators")
 MAKE = {"model": plan_model, GREEDY: plan_greedy, "operators": plan_operators}
-"""Those by the paper's formulas."""
+"""The planners of plans, by name."""
 DENSE, MIXTURE = "qwen2-7b", "qwen2-57b-a14b"
 SIZES = ("qwen2-0.5b", "qwen2-1.5b", DENSE, "qwen2-72b")
 SLO_TIMES = 2.0
