@@ -8,11 +8,10 @@ its joules with its heartbeats; the books of the controller share them out.
 from collections.abc import Iterable
 from enum import StrEnum
 from math import isfinite
-from typing import Any
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ranges import Joules, Seconds
-from mesh.domain.values import dataclass, replace
+from mesh.domain.values import dataclass
 
 
 class EnergySource(StrEnum):
@@ -99,16 +98,25 @@ class EnergyView:
 NO_ENERGY = EnergyView()
 
 
-def energy_view(sources: Iterable[EnergySource], **told: Any) -> EnergyView:
-    """With the ratios; `told` are its other fields."""
-    view = EnergyView(sources=tuple(sorted(set(sources))), **told)
-    if (busy_j := view.busy_j) is None:
-        return view
-    each, tokens = view.requests, view.output_tokens
-    return replace(
-        view,
-        j_per_request=busy_j / each if each else None,
-        j_per_output_token=busy_j / tokens if tokens else None,
+def energy_view(
+    sources: Iterable[EnergySource],
+    *,
+    reason: str = "",
+    idle_j: float | None = None,
+    busy_j: float | None = None,
+    requests: int = 0,
+    output_tokens: int = 0,
+) -> EnergyView:
+    """With the ratios."""
+    return EnergyView(
+        sources=tuple(sorted(set(sources))),
+        reason=reason,
+        idle_j=idle_j,
+        busy_j=busy_j,
+        requests=requests,
+        output_tokens=output_tokens,
+        j_per_request=busy_j / requests if busy_j is not None and requests else None,
+        j_per_output_token=busy_j / output_tokens if busy_j is not None and output_tokens else None,
     )
 
 
