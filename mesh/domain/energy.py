@@ -98,38 +98,20 @@ class EnergyView:
 NO_ENERGY = EnergyView()
 
 
-def energy_view(
-    sources: Iterable[EnergySource],
-    *,
-    reason: str = "",
-    idle_j: float | None = None,
-    busy_j: float | None = None,
-    requests: int = 0,
-    output_tokens: int = 0,
-) -> EnergyView:
-    """With the ratios."""
+def together(views: Iterable[EnergyView]) -> EnergyView:
+    """The sum of what is known, such as of a deployment in several cells, with the ratios."""
+    every = list(views)
+    busy_j, requests = plus(one.busy_j for one in every), sum(one.requests for one in every)
+    output_tokens = sum(one.output_tokens for one in every)
     return EnergyView(
-        sources=tuple(sorted(set(sources))),
-        reason=reason,
-        idle_j=idle_j,
+        sources=tuple(sorted({source for one in every for source in one.sources})),
+        reason="; ".join(dict.fromkeys(one.reason for one in every if one.reason)),
+        idle_j=plus(one.idle_j for one in every),
         busy_j=busy_j,
         requests=requests,
         output_tokens=output_tokens,
         j_per_request=busy_j / requests if busy_j is not None and requests else None,
         j_per_output_token=busy_j / output_tokens if busy_j is not None and output_tokens else None,
-    )
-
-
-def together(views: Iterable[EnergyView]) -> EnergyView:
-    """The sum of what is known, such as of a deployment in several cells."""
-    every = list(views)
-    return energy_view(
-        (source for one in every for source in one.sources),
-        reason="; ".join(dict.fromkeys(one.reason for one in every if one.reason)),
-        idle_j=plus(one.idle_j for one in every),
-        busy_j=plus(one.busy_j for one in every),
-        requests=sum(one.requests for one in every),
-        output_tokens=sum(one.output_tokens for one in every),
     )
 
 

@@ -14,7 +14,7 @@ from mesh.cli import output, tables
 from mesh.cli.output import Format, number, text_columns, word
 from mesh.cli.progress import progress
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.energy import EnergySource, energy_view
+from mesh.domain.energy import EnergySource, EnergyView, together
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
@@ -400,12 +400,11 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_joules_are_told_with_their_source_and_why_they_are_not_known() -> None:
-    took = energy_view(
-        (EnergySource.RAPL,), idle_j=30.0, busy_j=123.45, requests=10, output_tokens=1000
-    )
+    rapl = (EnergySource.RAPL,)
+    told = EnergyView(sources=rapl, idle_j=30.0, busy_j=123.45, requests=10, output_tokens=1000)
     said = "123.5 J computing, 12.3 J a request, 0.123 J an output token, 30.0 J idle (by rapl)"
-    assert tables.energy_words(took) == said
-    unread = energy_view((), reason="there is no RAPL counter")
+    assert tables.energy_words(together((told,))) == said
+    unread = EnergyView(reason="there is no RAPL counter")
     assert tables.energy_words(unread) == "not known: there is no RAPL counter"
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.domain.actions import DeliverTokens, RemoveDeployment, SendCommand, StoreDeployment
-from mesh.domain.energy import EnergySource, energy_view
+from mesh.domain.energy import EnergySource, EnergyView
 from mesh.domain.events import DeleteRequested, DeploymentStored, InvokeRequested, NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import InstanceLoaded
@@ -162,7 +162,7 @@ def test_loads_of_a_revision_are_those_of_its_deployment() -> None:
 
 
 def test_gauges_are_those_of_the_snapshot() -> None:
-    took = energy_view((EnergySource.RAPL,), idle_j=3.0, busy_j=7.5)
+    took = EnergyView(sources=(EnergySource.RAPL,), idle_j=3.0, busy_j=7.5)
     unknown = replace(NODE, node_id=NodeId("cpu1"))
     nodes, chat = (replace(NODE, energy=took), unknown), replace(CHAT_SMALL, energy=took)
     cell = replace(EMPTY, deployments=(chat,), nodes=nodes)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.domain.energy import EnergySource, energy_view
+from mesh.domain.energy import EnergySource, EnergyView, together
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
@@ -61,8 +61,9 @@ OUTCOMES = (outcome("a"), outcome("a", ttft_s=2.5, grace_s=1.0), outcome("a"), r
 
 
 def numbers() -> CellNumbers:
-    took = energy_view((EnergySource.WATTS,), busy_j=60.0, requests=3, output_tokens=30)
-    return cell_numbers(OUTCOMES, NODES, took)
+    watts = (EnergySource.WATTS,)
+    took = EnergyView(sources=watts, busy_j=60.0, requests=3, output_tokens=30)
+    return cell_numbers(OUTCOMES, NODES, together((took,)))
 
 
 def run(

@@ -28,7 +28,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand, SetTimer
-from mesh.domain.energy import Energy, energy_view
+from mesh.domain.energy import Energy, EnergyView
 from mesh.domain.events import RetryLoadDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState, NodeState
@@ -185,8 +185,8 @@ def _share_out(ctx: EventContext, node: NodeEntry, energy: Energy) -> None:
     for name, taken in took.items():
         if name in ctx.cell.deployments:
             ctx.cell.deployments[name].note_energy(taken)
-    told = energy_view(
-        () if energy.source is None else (energy.source,),
+    told = EnergyView(
+        sources=() if energy.source is None else (energy.source,),
         reason=energy.reason,
         idle_j=energy.idle_j,
         busy_j=energy.busy_j,

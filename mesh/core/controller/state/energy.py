@@ -8,7 +8,7 @@ node's, as what it takes while it does not compute.
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from mesh.domain.energy import Energy, EnergyView, energy_view
+from mesh.domain.energy import Energy, EnergyView
 
 K = TypeVar("K", bound=Hashable)
 
@@ -31,8 +31,8 @@ class EnergyBook(Generic[K]):
         if energy.source is None or energy.busy_j is None or whole_s <= 0.0:
             return {}
         return {
-            key: energy_view(
-                (energy.source,),
+            key: EnergyView(
+                sources=(energy.source,),
                 busy_j=energy.busy_j * seconds / whole_s,
                 requests=requests,
                 output_tokens=tokens,
