@@ -89,8 +89,6 @@ class Operator:
                     f"operator {self.role}: {phase} has seconds that are no finite numbers above 0",
                     hint="measure it again, or leave its rows out",
                 )
-        if self.repeats < 1 or min(self.weights_bytes, self.kv_bytes_per_token) < 0:
-            raise InvalidInput(f"operator {self.role}: repeats and bytes must not be negative")
 
     def seconds(self, phase: Phase, lengths: Sequence[int]) -> float:
         """Seconds, of all layers, for prompts of these lengths at once, or for a token each of
@@ -184,8 +182,6 @@ class OperatorTable:
 
     def __post_init__(self) -> None:
         check_roles(self.model, [each.role for each in self.operators])
-        if not 1 <= self.devices <= 8:
-            raise InvalidInput(f"{self.model}: a group has 1 to 8 devices, not {self.devices}")
         if self.weights_bytes > self.device.memory_bytes:
             raise InvalidInput(
                 f"{self.model} has {self.weights_bytes / 1e9:.1f} GB of weights for each of "

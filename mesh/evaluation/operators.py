@@ -33,7 +33,7 @@ from mesh.plan.problem import (
     slo_of,
 )
 from mesh.sim.operators.execution import Executed, Execution, poisson
-from mesh.sim.operators.tables import DEVICES, devices_needed, operator_table
+from mesh.sim.operators.tables import DEVICES, operator_table
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
 from mesh_workloads.reading import read, recognise
 
@@ -86,8 +86,7 @@ class Point:
     device: str = DEVICES[0]
 
     def table(self) -> OperatorTable:
-        needed = devices_needed(self.model, self.device)
-        return operator_table(self.model, self.phase, needed, self.device)
+        return operator_table(self.model, self.phase, device=self.device)
 
     def problem(self) -> Problem:
         table = self.table()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from mesh.domain.operators import OperatorTable, Phase, Role
 from mesh.domain.profile import Grid
 from mesh.plan.problem import Demand, Problem, slo_of
-from mesh.sim.operators.tables import devices_needed, operator_table
+from mesh.sim.operators.tables import operator_table
 
 
 def known(
@@ -16,7 +16,7 @@ def known(
     batches: tuple[int, ...] = (1, 2, 4, 8),
 ) -> Problem:
     """Prompts of one length."""
-    table = operator_table(model, Phase.PREFILL, devices_needed(model))
+    table = operator_table(model, Phase.PREFILL)
     demand = Demand(
         rate_per_s=rate_per_s,
         lengths=(tokens,),

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from mesh.domain.energy import Power
-from mesh.domain.errors import InvalidInput, NotFound
+from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import (
     OUTSIDE_LAYERS,
     DeviceClass,
@@ -34,6 +34,10 @@ PROMPTS = tuple(sorted({round(2 ** (n / 4)) for n in range(69)}))
 """To 131,072 tokens: between two of them the square of the length is off by less than 1 %."""
 DEVICES = ("a100", "h100")
 """The devices that there are files of."""
+GROUPS = (1, 2, 4, 8)
+"""The numbers of devices over which a model may be divided."""
+WEIGHTS_MAX = 0.8
+"""The share of a group's memory that weights may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,58 +84,37 @@ class Shape:
 
 
 @cache
-def models() -> tuple[str, ...]:
-    """The models that there are tables of, the same of each device."""
-    return tuple(_file(DEVICES[0])["models"])
-
-
-@cache
 def operator_table(
-    model: str, phase: Phase, devices: int = 1, device: str = DEVICES[0]
+    model: str, phase: Phase, devices: int | None = None, device: str = DEVICES[0]
 ) -> OperatorTable:
-    """The operators of a model on a group of so many devices of a kind.
+    """The operators of a model on a group of so many devices of a kind; without `devices` on the
+    smallest of GROUPS that holds the weights and leaves enough of their memory.
 
-    Raises NotFound for an unknown model or device, InvalidInput where it does not fit the group.
+    Raises InvalidInput where the model does not fit the group, or the largest of them.
     """
-    file = _file_of(model, device)
+    file = _file(device)
     raw, curves, of = file["models"][model], file["curves"], dict(file["device"])
     idle, busy = of.pop("idle_watts"), of.pop("busy_watts")[phase]
     of["memory_bytes"] = int(of["memory_bytes"])
+    for group in GROUPS if devices is None else (devices,):
+        operators = read_operators(model, raw, file, group)
+        weights_bytes = sum(each.weights_bytes for each in operators)
+        if weights_bytes <= WEIGHTS_MAX * of["memory_bytes"]:
+            break
     return OperatorTable(
         model=model,
         layers=raw["layers"],
-        devices=devices,
+        devices=group,
         device=DeviceClass(power=Power(idle_watts=idle, busy_watts=busy), **of),
         phase=phase,
         curves=tuple(
             (int(size), ShareCurve(shares=tuple(curves["shares"]), ratios=tuple(ratios)))
             for size, ratios in sorted(curves[phase].items(), key=lambda item: int(item[0]))
         ),
-        operators=read_operators(model, raw, file, devices),
+        operators=operators,
         source=file["source"],
         error=raw["error"],
     )
-
-
-def devices_needed(model: str, device: str = DEVICES[0]) -> int:
-    """The smallest group that holds the weights and leaves a fifth of the memory for the rest.
-
-    Raises InvalidInput where eight devices do not.
-    """
-    file = _file_of(model, device)
-    for devices in (1, 2, 4, 8):
-        made = read_operators(model, file["models"][model], file, devices)
-        if sum(each.weights_bytes for each in made) <= 0.8 * file["device"]["memory_bytes"]:
-            return devices
-    raise InvalidInput(f"{model} does not fit 8 devices", hint="plan a smaller model")
-
-
-def _file_of(model: str, device: str) -> Any:
-    if device not in DEVICES:
-        raise NotFound(f"there are no tables of {device!r}", hint=f"devices: {', '.join(DEVICES)}")
-    if model not in models():
-        raise NotFound(f"there is no table of {model!r}", hint=f"models: {', '.join(models())}")
-    return _file(device)
 
 
 @cache
@@ -297,17 +280,12 @@ class FittedTimes:
     def _widths(self, role: Role) -> tuple[int, int]:
         """The numbers of a row that an operator takes and gives."""
         shape, hidden, queries = self.shape, self.shape.hidden, self.shape.queries
-        both = queries + 2 * shape.kv_heads * shape.head_size
+        both = queries + 2 * shape.kv(1)
         others = {
-            Role.QKV: (hidden, both),
             Role.ROPE: (both, both),
             Role.KV_WRITE: (both, both),
             Role.ATTENTION: (both, queries),
-            Role.OUTPUT: (queries, hidden),
             Role.GATE: (hidden, hidden + shape.experts),
-            Role.GATE_UP: (hidden, 2 * shape.inner),
             Role.ACTIVATION: (2 * shape.activated, shape.activated),
-            Role.DOWN: (shape.inner, hidden),
-            Role.HEAD: (hidden, shape.vocabulary),
         }
-        return others.get(role, (hidden, hidden))
+        return shape.product(role, 1) or others.get(role, (hidden, hidden))

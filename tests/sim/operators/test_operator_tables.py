@@ -6,18 +6,11 @@ from typing import Any
 
 import pytest
 
-from mesh.domain.errors import InvalidInput, NotFound
+from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import Operator, Phase, Role, ShareCurve, check_roles
 from mesh.domain.profile import Grid
 from mesh.sim.operators import tables
-from mesh.sim.operators.tables import (
-    DEVICES,
-    FittedTimes,
-    devices_needed,
-    models,
-    operator_table,
-    read_operators,
-)
+from mesh.sim.operators.tables import DEVICES, FittedTimes, operator_table, read_operators
 
 WEIGHTS_GB = {"qwen2-7b": 15.23, "llama-3.1-8b": 16.06, "mixtral-8x7b": 93.41, "qwen2-72b": 145.4}
 H100_DECODES = ((1, 6.465), (16, 7.052), (64, 8.326))
@@ -37,9 +30,8 @@ def prompts_s(operator: Operator, *lengths: int) -> float:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("model", "expected"), WEIGHTS_GB.items())
 def test_weights_are_those_of_the_model(model: str, expected: float, device: str) -> None:
-    devices = devices_needed(model, device)
-    table = operator_table(model, Phase.PREFILL, devices, device)
-    assert devices * table.weights_bytes / 1e9 == pytest.approx(expected, rel=0.01)
+    table = operator_table(model, Phase.PREFILL, device=device)
+    assert table.devices * table.weights_bytes / 1e9 == pytest.approx(expected, rel=0.01)
 
 
 def test_an_iteration_is_the_sum_of_its_operators() -> None:
@@ -115,22 +107,15 @@ def test_an_operator_over_several_devices_shrinks_but_for_what_it_exchanges() ->
 
 
 def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [devices_needed(model) for model in ("qwen2-7b", "qwen2-57b-a14b", "qwen2-72b")] == [
-        *(1, 2, 4)
-    ]
+    needed = {"qwen2-7b": 1, "qwen2-57b-a14b": 2, "qwen2-72b": 4}
+    assert needed == {model: operator_table(model, Phase.DECODE).devices for model in needed}
     with pytest.raises(InvalidInput, match=r"145\.4 GB of weights for each of 1 devices"):
-        operator_table("qwen2-72b", Phase.PREFILL)
-    for known in (lambda: operator_table("gpt", Phase.PREFILL), lambda: devices_needed("gpt")):
-        with pytest.raises(NotFound, match="no table of 'gpt'"):
-            known()
-    with pytest.raises(NotFound, match="no tables of 'b200'"):
-        devices_needed("qwen2-7b", "b200")
-    assert "qwen2-0.5b" in models()
+        operator_table("qwen2-72b", Phase.PREFILL, 1)
     file = _file()
     file["device"]["memory_bytes"] = 10e9
     monkeypatch.setattr(tables, "_file", lambda device: file)
-    with pytest.raises(InvalidInput, match="qwen2-72b does not fit 8 devices"):
-        devices_needed("qwen2-72b")
+    with pytest.raises(InvalidInput, match="of weights for each of 8 devices"):
+        operator_table.__wrapped__("qwen2-72b", Phase.PREFILL)
 
 
 def _file() -> Any:
