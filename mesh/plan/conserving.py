@@ -190,7 +190,7 @@ def operators(
         if expected_s > demand.slo_s:
             continue
         slower = problem.but(conserving=True, stretched=lanes / problem.yields(batch)[lanes])
-        least_s = slower.least_s
+        least_s = slower.unloaded_s(slower.stations)
         tight_s = least_s + (margin or 1.0) * (demand.slo_s - least_s)
         if tight_s <= least_s:
             continue

@@ -7,6 +7,7 @@ is feasible.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations_with_replacement
@@ -76,21 +77,22 @@ def whole_plan(problem: Problem, replicas: int, batch: int) -> Plan:
 
 def plan_model(problem: Problem) -> Plan:
     """The fewest whole models that keep the SLO, with one size of batch."""
-    return _exact(problem, (problem.whole,))
+    options = _options(problem, (problem.whole,))
+    seconds, slo_s = options[0].at, problem.demand.slo_s
+    more = bisect_left(range(REPLICAS_MAX + 1), -slo_s, key=lambda more: -seconds(more)[0])
+    if more > REPLICAS_MAX:
+        raise _infeasible(problem, options)
+    return _plan_of(options, (more,))
 
 
 def plan_operators(problem: Problem) -> Plan:
-    """The fewest replicas over all operators (eq. 8) whose iteration keeps the SLO: exact."""
-    return _exact(problem, problem.stations)
+    """The fewest replicas over all operators (eq. 8) whose iteration keeps the SLO: exact.
 
-
-def _exact(problem: Problem, stations: Sequence[Station]) -> Plan:
-    """The latency is a sum over stations and the cost an integer, so that the least latency for
-    each cost follows station by station. A bound comes from adding the replica that helps most
-    until the SLO is kept.
+    The latency is a sum over stations and the cost an integer, so that the least latency for each
+    cost follows station by station. A bound comes from adding the replica that helps most until the
+    SLO is kept.
     """
-    slo_s = problem.demand.slo_s
-    options = _options(problem, stations)
+    slo_s, options = problem.demand.slo_s, _options(problem, problem.stations)
     most = _bound(problem, options)
     least_s = [0.0] + [math.inf] * most
     taken: list[list[int]] = []

@@ -122,15 +122,13 @@ class Problem:
     """A table and a demand, counted in the paper's way or, with `conserving`, so that services vary
     as the lengths do and take `stretched` times as long, since others share the device.
 
-    `divided` reads the paper's algorithm 1 by its letter (line 8): a batch's seconds are divided by
-    its size. Equation 3, and so the default, does not.
+    A request takes as long as its batch (equation 3; line 8 of algorithm 1 divides by the size).
     """
 
     table: OperatorTable
     demand: Demand
     conserving: bool = False
     stretched: float = 1.0
-    divided: bool = False
 
     def but(self, **changes: Any) -> "Problem":
         """With other fields, but the lengths and batches that there are: stations stay as made."""
@@ -195,18 +193,14 @@ class Problem:
         """What a device yields by how many of such iterations share it."""
         return self.curve(batch).yields(LANES_MAX)
 
-    @property
-    def least_s(self) -> float:
-        """An iteration's seconds if nobody ever waits: no SLO below that is feasible."""
-        return self.unloaded_s(self.stations)
-
     def unloaded_s(self, stations: Sequence[Station]) -> float:
-        """The same of an iteration that goes through these stations."""
-        return sum(min(map(self._alone, each.choices)) for each in stations)
-
-    def _alone(self, choice: Choice) -> float:
-        part = choice.batch if self.divided else 1
-        return choice.service_s * self.stretched / part + choice.transfer_s
+        """Seconds of an iteration by these stations if nobody ever waits: no SLO below that is
+        feasible.
+        """
+        return sum(
+            min(each.service_s * self.stretched + each.transfer_s for each in station.choices)
+            for station in stations
+        )
 
     def load(self, choice: Choice) -> float:
         """Seconds of service that come in a second: more replicas than that must be there."""
@@ -236,8 +230,7 @@ class Problem:
         # By equation 1 services have no memory, and so a variation of 1.
         variation = self.variation if self.conserving else 1.0
         waited = wait_s(rate, service_s, replicas, variation)
-        part = choice.batch if self.divided else 1
-        return (service_s + waited) / part + choice.transfer_s
+        return service_s + waited + choice.transfer_s
 
     def expected_s(self, plan: Plan) -> float:
         """Mean seconds of an iteration by equation 3, the operators being one after the other."""
@@ -252,7 +245,7 @@ class Problem:
         for each in plan.stations:
             sojourn_s = self.sojourn_s(each.choice, each.replicas) - each.choice.transfer_s
             joules = device.power.joules(each.replicas * sojourn_s, each.choice.service_s)
-            total += devices * joules / (1 if self.divided else each.batch)
+            total += devices * joules / each.batch
         return total
 
 

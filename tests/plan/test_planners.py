@@ -9,10 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.operators import Phase
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators
-from mesh.plan.problem import Demand, Plan, Problem, batches_of
-from mesh.sim.operators.tables import operator_table
+from mesh.plan.problem import Demand, Plan, Problem
 from tests.plan.problems import known, made_up
 
 SECONDS = st.lists(st.floats(0.01, 0.4), min_size=2, max_size=4)
@@ -30,7 +28,7 @@ def test_the_exact_plan_is_that_of_trying_all(
     seconds: list[float], rate: float, times: float
 ) -> None:
     problem = made_up(seconds, rate, sum(seconds) * times + 0.01)
-    assume(problem.least_s < problem.demand.slo_s)
+    assume(problem.unloaded_s(problem.stations) < problem.demand.slo_s)
     exact = plan_operators(problem)
     assert kept(problem, exact)
     if (tried := found(plan_brute, problem)) is not None:
@@ -87,19 +85,6 @@ def test_the_papers_baseline_and_its_operators(tokens: int, rate: float, models:
     assert kept(problem, operators)
     assert operators.sum_r < whole.sum_r / 3
     assert problem.energy_j(operators) < problem.energy_j(whole)
-
-
-def test_by_the_letter_of_algorithm_1_a_batch_costs_less_than_a_token() -> None:
-    """Line 8 divides a batch's seconds by its size: read so, decodes take the largest batches,
-    though these keep every sequence of them waiting as long (equation 3).
-    """
-    table = operator_table("qwen2-7b", Phase.DECODE)
-    demand = Demand(rate_per_s=8000, lengths=(1024,), slo_s=0.02, batches=batches_of(Phase.DECODE))
-    problem = Problem(table=table, demand=demand)
-    literal = replace(problem, divided=True)
-    assert literal.least_s < problem.least_s / 3
-    loose = plan_greedy(literal)
-    assert literal.expected_s(loose) <= demand.slo_s < problem.expected_s(loose)
 
 
 def test_what_cannot_be_planned_is_said_with_the_least_that_can() -> None:
