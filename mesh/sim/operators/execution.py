@@ -156,7 +156,7 @@ class _Device:
         self.servers: list[_Server] = []
         self.then_s = 0.0
         self.version = 0
-        self.admitted_s = self.ended_s = self.done_s = self.busy_s = 0.0
+        self.admitted_s = self.done_s = self.busy_s = 0.0
         self.link_free_s = 0.0
 
     def room(self) -> int:
@@ -228,9 +228,7 @@ class Execution:
         self._misses_max = misses_max
         self._misses = self._ended = self._warm = self._moved_bytes = 0
         self._means_s: list[float] = []
-        if [len(each) for each in placement] != [
-            each.replicas for each in plan.stations
-        ] or not all(placement):
+        if [*map(len, placement)] != [each.replicas for each in plan.stations]:
             raise InvalidInput("the placement is of another plan: its stations or replicas differ")
         self._staff(placement)
         every = [*range(len(self._stations))]
@@ -244,7 +242,7 @@ class Execution:
             raise InvalidInput("there is nothing to execute", hint="give requests")
         for number, request in enumerate(every):
             one = _Pass(number, request, request.passes, request.at_s)
-            self._clock.call_at(request.at_s, partial(self._begin, one))
+            self._clock.call_at(request.at_s, partial(self._go_on, [one]))
         self._warm = warm
         for _ in range(EVENTS_MAX):
             if self._misses_max is not None and self._misses > self._misses_max:
@@ -283,17 +281,17 @@ class Execution:
             device.kv_room = device.room()
             device.take()
 
-    def _begin(self, one: _Pass) -> None:
-        station = self._stations[self._route[0]]
-        self._queue(station, [one])
-        self._serve(station)
-
-    def _queue(self, station: _Station, batch: Iterable[_Pass]) -> None:
+    def _go_on(self, batch: Sequence[_Pass]) -> None:
+        """Have a batch wait at the station that is next on its route, whose servers take it once
+        they can.
+        """
+        station = self._stations[self._route[batch[0].step]]
         for one in batch:
             if station.keeps and one.home is None:
                 self._settle(station, one)
             queue = station.waiting if one.home is None or not station.keeps else one.home.waiting
             heappush(queue, (one.began_s, one.number, one))
+        self._serve(station)
 
     def _settle(self, station: _Station, one: _Pass) -> None:
         """Give a sequence the server that keeps its KV cache, if one has the memory for it now."""
@@ -459,8 +457,6 @@ class Execution:
                 f"device {device.number}: a server is due {server.left_s} s early"
             )
             device.active.remove(server)
-            device.ended_s += server.work_s
-            server.left_s = 0.0
             device.take(work=-server.work_bytes)
             server.work_bytes = 0
         self._await(device)
@@ -476,9 +472,7 @@ class Execution:
             if batch[0].step == len(self._route):
                 batch = self._pass_over(batch)
             if batch:
-                station = self._stations[self._route[batch[0].step]]
-                self._queue(station, batch)
-                self._serve(station)
+                self._go_on(batch)
         for station in self._stations:
             if station.keeps and station.waiting:
                 self._settle_oldest(station)
@@ -511,21 +505,17 @@ class Execution:
         devices = list(self._devices.values())
         for device in devices:
             device.advance(now_s)
-            started_s = device.ended_s + sum(each.work_s - each.left_s for each in device.active)
-            assert abs(started_s - device.done_s) <= CONSERVED * max(device.done_s, 1.0)
             most_s = max(yields[-1] for yields in self._yields) * device.busy_s
             assert device.done_s <= most_s + CONSERVED, f"device {device.number} did too much"
-        kind, group = self._table.device, self._table.devices
+        group, counted = self._table.devices, len(self._means_s)
         busy_s = sum(device.busy_s for device in devices)
-        done_s = sum(device.done_s for device in devices)
-        counted = len(self._means_s)
         return Executed(
             met=1 - (self._misses + max(wanted - counted, 0)) / wanted,
             mean_s=sum(self._means_s) / counted if counted else float("inf"),
             requests=self._ended,
-            device_s=done_s,
+            device_s=sum(device.done_s for device in devices),
             busy_s=busy_s,
-            energy_j=group * kind.power.joules(len(devices) * now_s, busy_s),
+            energy_j=group * self._table.device.power.joules(len(devices) * now_s, busy_s),
             memory_bytes=group * sum(device.peak_bytes for device in devices),
             moved_bytes=self._moved_bytes,
         )
