@@ -174,6 +174,17 @@ def replay_journal(path: Path, told: Callable[[int], None] = lambda events: None
     )
 
 
+def outcomes_of(path: Path) -> list[Outcome]:
+    """What came of the requests whose end a controller's journal tells; a token came when the
+    controller handed it out. Raises InvalidInput as `replay_journal` does.
+    """
+    start, decisions = read_journal(path)
+    seen = _Seen(start, lambda events: None)
+    for _ in seen.watch(decisions):
+        """It takes what they say as they pass."""
+    return seen.outcomes
+
+
 def _other(divergence: Divergence) -> OtherDecision:
     decision = divergence.decision
     return OtherDecision(

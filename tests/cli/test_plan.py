@@ -107,5 +107,5 @@ def test_a_journal_tells_the_calls_and_one_without_ended_calls_is_refused(tmp_pa
     assert 0.2 < calls.rate_per_s < 1.0
     assert all(100 <= tokens <= 200 for tokens in calls.prompts)
     assert 4 <= calls.answer_tokens <= 8
-    with pytest.raises(InvalidInput, match="has 0 calls of 'other', of which 0 ended"):
+    with pytest.raises(InvalidInput, match="has 0 ended calls of 'other', of which 0 were"):
         calls_of(journal, DeploymentName("other"))

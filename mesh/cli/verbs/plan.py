@@ -12,17 +12,14 @@ from statistics import fmean
 import click
 
 from mesh.cli import output, tables
-from mesh.cli.options import controller_option, format_option
+from mesh.cli.options import controller_option, file_option, format_option
 from mesh.cli.output import Format
-from mesh.domain.actions import DeliverTokens
 from mesh.domain.errors import InvalidInput
-from mesh.domain.events import InvokeRequested
-from mesh.domain.ids import DeploymentName, RequestId
-from mesh.domain.reasons import FinishReason
+from mesh.domain.ids import DeploymentName
 from mesh.domain.revision import public_name
 from mesh.domain.views import Arrivals, InstancePlan
+from mesh.evaluation.replaying import outcomes_of
 from mesh.report.plain import plain_fields
-from mesh.runtime.journal import read_journal
 from mesh.wire.client import MeshClient
 
 GRANULARITY = (
@@ -37,12 +34,7 @@ GRANULARITY = (
 @click.option(
     "--lengths", metavar="P,…:A", help="Tokens of prompts, and of an answer: 128,1024:64."
 )
-@click.option(
-    "--journal",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Plan for the calls in a controller's journal.",
-)
+@file_option("--journal", "Plan for the calls in a controller's journal.")
 @click.option("--apply", "applies", is_flag=True, help="Keep as many loaded: set replicas_min.")
 @format_option
 @controller_option
@@ -90,32 +82,23 @@ def _given(rate: float, lengths: str) -> Arrivals:
 
 
 def calls_of(journal: Path, name: DeploymentName) -> Arrivals:
-    """The calls of a deployment in a controller's journal. Raises InvalidInput where it does not
-    tell their rate or their lengths.
+    """The calls of a deployment in a controller's journal, which tells how they ended. Raises
+    InvalidInput where it does not tell their rate or their lengths.
     """
-    came_s: list[float] = []
-    prompts: dict[RequestId, int] = {}
-    answers: list[int] = []
-    for decision in read_journal(journal)[1]:
-        if isinstance(decision.event, InvokeRequested):
-            request = decision.event.request
-            if public_name(request.deployment) == name:
-                came_s.append(decision.now_s)
-                prompts[request.request_id] = len(request.prompt_tokens)
-        for action in decision.actions:
-            if isinstance(action, DeliverTokens) and action.outputs.request_id in prompts:
-                said = action.outputs
-                if said.finish in (FinishReason.STOP, FinishReason.LENGTH):
-                    answers.append(said.first_index + len(said.token_ids))
-    if len(came_s) < 2 or came_s[-1] == came_s[0] or not answers:
+    mine = [each for each in outcomes_of(journal) if public_name(each.deployment) == name]
+    came_s = sorted(each.arrival_s for each in mine)
+    answers = [len(each.tokens_s) for each in mine if each.finished]
+    if not answers or came_s[-1] == came_s[0]:
         raise InvalidInput(
-            f"the journal {journal} has {len(came_s)} calls of {name!r}, of which {len(answers)} "
-            "ended: it does not tell how often calls come and how long they are",
+            f"the journal {journal} has {len(mine)} ended calls of {name!r}, of which "
+            f"{len(answers)} were answered: it does not tell how often calls come and how long "
+            "they are",
             hint="give the journal of a controller that served it, or --rate and --lengths",
         )
-    rate_per_s = (len(came_s) - 1) / (came_s[-1] - came_s[0])
     return Arrivals(
-        rate_per_s=rate_per_s, prompts=tuple(prompts.values()), answer_tokens=fmean(answers)
+        rate_per_s=(len(mine) - 1) / (came_s[-1] - came_s[0]),
+        prompts=tuple(each.input_tokens for each in mine),
+        answer_tokens=fmean(answers),
     )
 
 
