@@ -20,18 +20,9 @@ from mesh.domain.operators import OperatorTable, Phase
 from mesh.domain.values import dataclass, replace
 from mesh.plan import conserving
 from mesh.plan.conserving import Placed
-from mesh.plan.placement import Placement, place_greedy, place_whole
+from mesh.plan.placement import place_greedy, place_whole
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators, whole_plan
-from mesh.plan.problem import (
-    LANES_MAX,
-    SAMPLE,
-    Demand,
-    Plan,
-    Problem,
-    batches_of,
-    sample_of,
-    slo_of,
-)
+from mesh.plan.problem import LANES_MAX, SAMPLE, Demand, Problem, batches_of, sample_of, slo_of
 from mesh.sim.operators.execution import Executed, Execution, poisson
 from mesh.sim.operators.tables import DEVICES, operator_table
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
@@ -293,30 +284,25 @@ class _Executions:
 
 
 def _paper(problem: Problem, name: str) -> Placed:
-    """Plan and placement by the paper's formulas."""
-    if name == "model-shared":
-        return _shared(problem)
-    plan = MAKE[name](problem)
-    return _placed(problem, plan, place_whole(plan) if name == "model" else None)
-
-
-def _shared(problem: Problem) -> Placed:
-    """Whole models placed as extras by algorithm 2; with more of them each waits less, so that more
-    may share.
+    """Plan and placement by the paper's formulas: whole models on a device each, all else by
+    algorithm 2. Of whole models that share devices more may take fewer devices, since each of them
+    waits less, so that several numbers are tried.
     """
-    least = plan_model(problem)
-    staffed = least.stations[0]
-    every = (
-        _placed(problem, whole_plan(problem, staffed.replicas + more, staffed.batch))
-        for more in range(staffed.replicas + 3)
-    )
+    if name == "model-shared":
+        (least,) = plan_model(problem).stations
+        counts = range(least.replicas, 2 * least.replicas + 3)
+        plans = [whole_plan(problem, count, least.batch) for count in counts]
+    else:
+        plans = [MAKE[name](problem)]
+    every = [
+        Placed(
+            plan=plan,
+            placement=place_whole(plan) if name == "model" else place_greedy(problem, plan),
+            expected_s=problem.expected_s(plan),
+        )
+        for plan in plans
+    ]
     return min(every, key=lambda placed: (placed.devices, placed.plan.sum_r))
-
-
-def _placed(problem: Problem, plan: Plan, at: Placement | None = None) -> Placed:
-    """By algorithm 2, unless its placement is given."""
-    placement = place_greedy(problem, plan) if at is None else at
-    return Placed(plan=plan, placement=placement, expected_s=problem.expected_s(plan))
 
 
 def _conserving(problem: Problem, name: str, fewest: Mapping[str, Placed]) -> Iterable[Placed]:
