@@ -42,7 +42,7 @@ def test_a_call_now_and_then_takes_what_the_profile_says() -> None:
     assert made.watts == pytest.approx(60.0, rel=1e-3)
 
 
-def test_more_calls_never_need_fewer_instances_and_none_is_used_beyond_the_bound() -> None:
+def test_more_and_longer_calls_need_no_fewer_instances_and_none_is_used_beyond_the_bound() -> None:
     rates = [0.5 * 1.5**n for n in range(9)]
     plans = [planned(replace(CALLS, rate_per_s=rate)) for rate in rates]
     counts = [made.replicas for made in plans if not made.lacks]
@@ -51,11 +51,7 @@ def test_more_calls_never_need_fewer_instances_and_none_is_used_beyond_the_bound
     for made in plans:
         assert made.lacks or made.utilisation <= USED_MAX
         assert made.lacks or (made.ttft_s <= SLO.ttft_s and made.tpot_s <= SLO.tpot_s)
-
-
-def test_longer_prompts_need_more_instances() -> None:
-    few, many = planned(), planned(replace(CALLS, prompts=(2048,)))
-    assert few.replicas < many.replicas
+    assert planned().replicas < planned(replace(CALLS, prompts=(2048,))).replicas
 
 
 def test_a_rate_beyond_all_capacity_has_every_instance_and_says_what_they_carry() -> None:
@@ -116,9 +112,7 @@ def test_watts_are_those_of_equation_9_and_unknown_where_a_node_does_not_know_th
     ("calls", "why"),
     [
         (replace(CALLS, rate_per_s=0.0), "the rate is 0 a second; it must be above 0"),
-        (replace(CALLS, rate_per_s=-1.0), "the rate is -1 a second"),
         (replace(CALLS, rate_per_s=math.nan), "the rate is nan"),
-        (replace(CALLS, rate_per_s=math.inf), "the rate is inf"),
         (replace(CALLS, prompts=()), "the demand has no lengths"),
         (replace(CALLS, prompts=(0,)), "one below 1 token"),
         (replace(CALLS, answer_tokens=0.0), "answers have 0 tokens"),

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from mesh.core.controller.state.deployment import PLANS_KEPT
-from mesh.domain.actions import ControllerAction, ReplyError, StoreDeployment, WantInstances
+from mesh.domain.actions import ControllerAction, WantInstances
 from mesh.domain.deployment import Deployment, PlanRule
 from mesh.domain.errors import InvalidInput, Unavailable
-from mesh.domain.events import KeepAliveExpired, LeaseCheckDue, ScaleRequested, UnloadRequested
+from mesh.domain.events import KeepAliveExpired, LeaseCheckDue, UnloadRequested
 from mesh.domain.ids import ModelId, OperationId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance, UnloadInstance
@@ -168,17 +168,3 @@ def test_an_operator_who_unloads_is_not_overruled() -> None:
     seconds(cell, 12, calls=2)
     cell.tell(UnloadRequested(operation_id=OperationId("u"), name=CHAT))
     assert not commands(seconds(cell, 30), LoadInstance)
-
-
-def test_what_was_planned_for_another_revision_is_not_applied() -> None:
-    cell = cell_of(deployment(slo=SLO))
-
-    def scaled(revision: int) -> list[ControllerAction]:
-        asked = OperationId(f"scale-{revision}")
-        return cell.tell(
-            ScaleRequested(operation_id=asked, name=CHAT, replicas_min=2, revision=revision)
-        )
-
-    refused = only(of_kind(scaled(2), ReplyError), ReplyError)
-    assert "revision 1 serves, the plan was made for 2" in refused.message
-    assert of_kind(scaled(1), StoreDeployment)

@@ -75,14 +75,6 @@ def test_an_h100s_products_shrink_over_a_group_as_measured(devices: int) -> None
             assert of.decode.at(rows, 0) - reduced_s == pytest.approx(took_ms / 1e3, rel=0.15)
 
 
-def test_an_h100s_curves_are_those_of_the_size() -> None:
-    """Prompts of 1,024 take 1.36 times as long on 112 of 132 processors, 1.02 those of one."""
-    table = operator_table("qwen2-7b", Phase.PREFILL, 1, "h100")
-    assert table.curve(1024).ratio(0.849) == pytest.approx(1.357)
-    assert table.curve(1).ratio(0.849) == pytest.approx(1.023)
-    assert table.curve(1024).yields(2)[2] == pytest.approx(1.192, rel=1e-3)
-
-
 def test_fits_come_near_what_was_measured() -> None:
     """The products of Llama-3.1-8B by its shape alone, beside vidur's measurement of them."""
     file = tables._file("a100")
@@ -137,33 +129,36 @@ def test_a_table_with_unknown_or_missing_operators_is_refused() -> None:
         check_roles("m", list(Role))
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0, -1.0])
-def test_times_that_are_no_times_are_refused(wrong: float) -> None:
+def test_times_that_are_no_times_are_refused() -> None:
     file = _file()
     raw = file["models"]["qwen2-7b"]
-    raw["milliseconds"]["qkv"][3] = wrong
-    with pytest.raises(InvalidInput, match="operator qkv"):
-        read_operators("m", raw, file, 1)
+    for wrong in (float("nan"), float("inf"), 0.0, -1.0):
+        raw["milliseconds"]["qkv"][3] = wrong
+        with pytest.raises(InvalidInput, match="operator qkv"):
+            read_operators("m", raw, file, 1)
     raw["milliseconds"]["qkv"] = [1.0]
     with pytest.raises(InvalidInput, match="qkv has 1 times for 13 sizes"):
         read_operators("m", raw, file, 1)
 
 
 def test_sharing_yields_what_was_measured_and_never_less_with_more() -> None:
-    """Two prefills of Llama-7B at half the processors take 1.64 times as long each: 1.22 together;
-    decodes of 16 1.14 times: 1.76.
+    """The curve is that of the size: tokens of prompts, sequences of decodes. Two prefills of
+    Llama-7B at half the processors of an A100 take 1.64 times as long each: 1.22 together.
     """
-    prefill = operator_table("qwen2-7b", Phase.PREFILL).curve(2048)
-    table = operator_table("qwen2-7b", Phase.DECODE)
-    decode = table.curve(16)
-    assert table.curve(127) is decode, "the curve is that of the batch"
-    assert table.curve(128).yields(2)[2] == pytest.approx(1.4503, rel=1e-3)
-    assert prefill.yields(2) == pytest.approx((0, 1, 1.2165), rel=1e-3)
-    assert decode.yields(2)[2] == pytest.approx(1.7606, rel=1e-3)
-    for curve in (prefill, decode):
+    for device, phase, size, two in (
+        ("a100", Phase.PREFILL, 2048, 1.2165),
+        ("a100", Phase.DECODE, 16, 1.7606),
+        ("a100", Phase.DECODE, 127, 1.7606),
+        ("a100", Phase.DECODE, 128, 1.4503),
+        ("h100", Phase.PREFILL, 1024, 1.192),
+    ):
+        curve = operator_table("qwen2-7b", phase, device=device).curve(size)
         yields = curve.yields(8)
+        assert yields[:3] == pytest.approx((0, 1, two), rel=1e-3)
         assert list(yields) == sorted(yields)
-    assert prefill.ratio(0.15) == pytest.approx(2 * prefill.ratio(0.3))
+        least = curve.shares[0]
+        assert curve.ratio(least / 2) == pytest.approx(2 * curve.ratio(least))
+    assert curve.ratio(0.849) == pytest.approx(1.357), "on 112 of 132 processors"
     with pytest.raises(InvalidInput, match="shares must ascend"):
         ShareCurve(shares=(0.5, 1.0), ratios=(0.9, 1.0))
 
