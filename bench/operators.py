@@ -1,15 +1,14 @@
 """What operators take of iterations, by the counters of the OpenVINO engine.
 
-The demo model and two made-up shapes, one after the other in this process: each is counted as
-`mesh profile NAME --operators` does it, and the sizes that were counted are timed without counters,
-and in turn with them sizes between, beside which stands what operators and rest come to
-(`operator_sum_error`, in the mean), and prompts beside decodes, which the cell predicts from these
-(`mixed_error`). `rest_share` is what no operator explains, of all that was
-counted; `counter_cost` by how much longer a counted iteration takes, in turn with one that is not.
-Each shape is then estimated from each of the others, as if it had never been measured, operator by
-operator (`estimate_error_operators`) and by bytes and shape, which serves where nothing was counted
-(`estimate_error_today`); in the mean over its sizes. `joules_per_token` has an output token's in
-batches of 1, 8 and 16, where a counter can be read; else `joules_reason` says why not.
+The demo model and two made-up shapes are measured one after the other. Each is counted as `mesh
+profile NAME --operators` counts it; then whole iterations are timed without counters. In the mean,
+`operator_sum_error` is how far operators and rest are off an iteration of a size between those that
+were counted, and `mixed_error` how far predictions from these are off prompts beside decodes.
+`rest_share` is the share that no operator explains, and `counter_cost` how much longer an iteration
+takes when it is counted. Each shape is estimated from each of the others as if it had never been
+measured: operator by operator (`estimate_error_operators`), and by bytes and shape, which is the
+rule where nothing was counted (`estimate_error_today`). `joules_per_token` is that of an output
+token in batches of 1, 8 and 16; where no counter can be read, `joules_reason` says why.
 """
 
 import tempfile
@@ -65,7 +64,6 @@ BETWEEN = (
 MIXED = tuple(_decode(4, 300, *of) for of in ((20, 0), (20, 256), (128, 0), (448, 0)))
 MIXED += tuple(_decode(12, 300, *of) for of in ((20, 0), (128, 256)))
 COSTS = (_decode(1, 128), _decode(8, 128), _prompt(32))
-SHOWN = (_decode(1, 128), _decode(16, 1024), _prompt(32), _prompt(512))
 POWERED = tuple(_decode(batch, 512) for batch in (1, 8, 16))
 POWERED_S = 10.0
 """For so long each is computed over and over."""
@@ -212,12 +210,6 @@ def _cost(engine: OpenVinoEngine, shape: IterationShape) -> float:
     return median(ratios) - 1.0
 
 
-def estimate(known: Profile, other: Profile, *, operators: bool) -> Profile:
-    """The other as the cell estimates it, or would by bytes and shape alone."""
-    target = Target(**{each.name: getattr(other, each.name) for each in fields(Target)})
-    return best_profile([known], target) if operators else scaled(known, target)
-
-
 def run(*, quick: bool = False) -> Report:
     counted: dict[str, Counted] = {}
     chunk_tokens = QUICK_CHUNK_TOKENS if quick else CHUNK_TOKENS
@@ -231,10 +223,10 @@ def run(*, quick: bool = False) -> Report:
     estimates = []
     for known, other in permutations(counted, 2):
         theirs, ours = counted[known].profile, counted[other].profile
-        found = [estimate(theirs, ours, operators=each) for each in (False, True)]
+        target = Target(**{each.name: getattr(ours, each.name) for each in fields(Target)})
         rule, operators = (
             mean(abs(_at(each, s) / _at(ours, s) - 1.0) for s in counted[other].shapes)
-            for each in found
+            for each in (scaled(theirs, target), best_profile([theirs], target))
         )
         estimates.append((f"{other} from {known}", rule, operators))
     return Report(
@@ -249,8 +241,25 @@ def run(*, quick: bool = False) -> Report:
             "joules_reason": counted["demo"].why_no_joules,
         },
         shown=(
-            *(_shown(name, each) for name, each in counted.items()),
-            _between(counted),
+            Table(
+                headings=("%", "between sizes off by", "rest", "counters"),
+                rows=[
+                    (
+                        *(name, f"{100 * each.error(BETWEEN):.1f}", f"{100 * each.rest_share:.1f}"),
+                        ", ".join(f"{100 * cost:+.1f}" for cost in each.costs),
+                    )
+                    for name, each in counted.items()
+                ],
+                title="what was counted",
+            ),
+            Table(
+                headings=("operators and rest, off by %", *counted),
+                rows=[
+                    (_words(s), *(f"{100 * each.sum_errors[s]:+.1f}" for each in counted.values()))
+                    for s in counted["demo"].sum_errors
+                ],
+                title="sizes between those that were counted",
+            ),
             Table(
                 headings=("estimated, off by %", "by bytes and shape", "by operators"),
                 rows=[(name, *(f"{100 * one:.1f}" for one in off)) for name, *off in estimates],
@@ -265,36 +274,8 @@ def run(*, quick: bool = False) -> Report:
     )
 
 
-def _shown(name: str, counted: Counted) -> Table:
-    shapes = [shape for shape in SHOWN if shape in counted.shapes]
-    return Table(
-        headings=("ms", *map(_words, shapes)),
-        rows=[
-            (each.name, *(f"{1e3 * _at(each, shape):.2f}" for shape in shapes))
-            for each in counted.profile.operators
-        ],
-        title=(
-            f"{name}: between sizes off by {100 * counted.error(BETWEEN):.1f} %, "
-            f"rest {100 * counted.rest_share:.1f} %, "
-            f"counters {', '.join(f'{100 * cost:+.1f}' for cost in counted.costs)} %"
-        ),
-    )
-
-
 def _words(s: IterationShape) -> str:
     decode = f"{s.decode_batch} at {s.decode_context_tokens}" if s.decode_batch else ""
     past = f" behind {s.prefill_past_tokens}" if s.prefill_past_tokens else ""
     prompt = f"prompt of {s.prefill_tokens}{past}" if s.prefill_tokens else ""
     return " beside ".join(filter(None, (prompt, decode)))
-
-
-def _between(counted: Mapping[str, Counted]) -> Table:
-    sizes = [*counted["demo"].sum_errors]
-    return Table(
-        headings=("operators and rest, off by %", *counted),
-        rows=[
-            (_words(size), *(f"{100 * each.sum_errors[size]:+.1f}" for each in counted.values()))
-            for size in sizes
-        ],
-        title="sizes between those that were counted",
-    )
