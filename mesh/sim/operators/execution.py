@@ -75,8 +75,6 @@ class _Pass:
     """The server that keeps its KV cache."""
     device: "_Device | None" = None
     """Where its data is; `None` before it has been anywhere."""
-    data_bytes: int = 0
-    data_hops: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +127,10 @@ class _Station:
 
     def _seconds(self, phase: Phase, lengths: tuple[int, ...]) -> float:
         return self.share * sum(each.seconds(phase, lengths) for each in self.operators)
+
+    def handed_on(self, one: _Pass) -> int:
+        """Bytes of a request that the next station needs."""
+        return round((1 if self.decodes else one.request.tokens) * self.output_bytes)
 
     def size(self, one: _Pass) -> int:
         """Bytes that a request takes while it is at work, beside what is kept of it."""
@@ -395,11 +397,11 @@ class Execution:
             heappush(waiting, first)
         device.take(work=server.work_bytes)
         arrived_s = self._clock.now_s()
+        before = self._stations[self._route[server.batch[0].step - 1]]
         for source in dict.fromkeys(one.device for one in server.batch):
             if source is not None and source is not device:
-                size = sum(one.data_bytes for one in server.batch if one.device is source)
-                hops = max(one.data_hops for one in server.batch if one.device is source)
-                arrived_s = max(arrived_s, self._transfer(source, size, hops))
+                size = sum(before.handed_on(one) for one in server.batch if one.device is source)
+                arrived_s = max(arrived_s, self._transfer(source, size, before.hops))
         device.receiving += 1
         if arrived_s > self._clock.now_s():
             self._clock.call_at(arrived_s, partial(self._compute, server))
@@ -462,13 +464,9 @@ class Execution:
         self._await(device)
         for server in done:
             batch, server.batch = server.batch, []
-            station = server.station
             for one in batch:
-                rows = 1 if station.decodes else one.request.tokens
                 one.step += 1
                 one.device = device
-                one.data_hops = station.hops
-                one.data_bytes = round(rows * station.output_bytes)
             if batch[0].step == len(self._route):
                 batch = self._pass_over(batch)
             if batch:
