@@ -18,13 +18,13 @@ from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes
 from mesh.domain.values import dataclass
 
 PREFILL_TOKENS = (1, 2, 4, STEP_ROWS, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Between those that double, products go over to other kernels or divide their rows otherwise."""
+"""Sizes between those that double, too: there products have other kernels, or other blocks."""
 BATCHES = (1, 2, 4, STEP_ROWS, 8, 16)
 PAST_TOKENS_MAX = 1024
 CONTEXT_TOKENS = (128, 512, 1024)
 REPEATS_MIN, REPEATS_MAX = 3, 15
 ENOUGH_S = 0.3
-"""In total, of a shape that was counted REPEATS_MIN times."""
+"""Seconds after which a shape that was counted REPEATS_MIN times has been counted often enough."""
 DISTURBED = 0.15
 """An iteration counts that took no longer than this beyond the shortest of its shape."""
 LEAST_S = 1e-9
@@ -53,7 +53,7 @@ class _Point:
         return [each for each in self.counted if each[0] <= least_s * (1.0 + DISTURBED)]
 
     def elapsed_s(self) -> float:
-        """Seconds of these, in the mean."""
+        """The mean seconds of its undisturbed iterations."""
         return fmean(elapsed_s for elapsed_s, _ in self.calm())
 
     def share(self, name: str) -> float:
@@ -131,7 +131,7 @@ class OperatorSurvey:
         return sum(not point.wanted for point in self._order) / len(self._order)
 
     def grids(self, taken_s: Callable[[IterationShape], float] | None = None) -> tuple[Grid, Grid]:
-        """Prefill and decode as the counted iterations took, for cores that no profile is of, or as
+        """Prefill and decode as the counted iterations took, for cores without a profile, or as
         `taken_s` says of their sizes. EngineError when either was not counted.
         """
         return self._grids(_Point.elapsed_s if taken_s is None else lambda of: taken_s(of.shape))

@@ -20,7 +20,7 @@ class EnergySource(StrEnum):
     RAPL = "rapl"
     NVML = "nvml"
     WATTS = "watts"
-    """The watts that the node was given, by which it reckons."""
+    """The watts that the node was given: joules follow from them and the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,12 @@ class Power:
     """While it computes."""
 
     def joules(self, elapsed_s: float, busy_s: float) -> float:
-        """What a device takes in so many seconds, in `busy_s` of which it computes."""
+        """The joules of a device in so many seconds, of which it computes for `busy_s`."""
         return self.idle_watts * elapsed_s + (self.busy_watts - self.idle_watts) * busy_s
 
 
 def parse_watts(text: str) -> Power:
-    """Raises InvalidInput unless the text is IDLE:BUSY."""
+    """Parse IDLE:BUSY. Raises InvalidInput for other text."""
     try:
         idle, busy = map(float, text.split(":"))
     except ValueError:
@@ -54,14 +54,14 @@ class EnergyReading:
 
     source: EnergySource | None = None
     joules: float | None = None
-    """Since some time before; `None` where there is no counter that can be read."""
+    """What was taken since some time before; `None` where no counter can be read."""
     reason: str = ""
     """Why there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What a node took since its heartbeat before. Joules are `None` where they are not known."""
+    """The joules of a node since its last heartbeat. Joules are `None` where they are not known."""
 
     source: EnergySource | None = None
     idle_j: Joules | None = None
@@ -99,7 +99,7 @@ NO_ENERGY = EnergyView()
 
 
 def together(views: Iterable[EnergyView]) -> EnergyView:
-    """The sum of what is known, such as of a deployment in several cells, with the ratios."""
+    """The sum of what is known, such as that of a deployment in several cells, and its ratios."""
     every = list(views)
     busy_j, requests = plus(one.busy_j for one in every), sum(one.requests for one in every)
     output_tokens = sum(one.output_tokens for one in every)

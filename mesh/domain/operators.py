@@ -105,7 +105,7 @@ class Operator:
         return each * self.repeats
 
     def rows(self, phase: Phase, lengths: Sequence[int]) -> int:
-        """What it computes of them: the head has one row for each sequence."""
+        """The rows that it computes of them: the head has one for each sequence."""
         one_each = phase is Phase.DECODE or self.role is Role.HEAD
         return len(lengths) if one_each else sum(lengths)
 
@@ -129,7 +129,9 @@ class ShareCurve:
             )
 
     def ratio(self, share: float) -> float:
-        """By which a share of 0 to 1 lengthens; below the first point inversely proportional."""
+        """How many times as long an iteration takes on this share, which is above 0 and at most 1.
+        Below the first point that is inversely proportional to it.
+        """
         shares, ratios = self.shares, self.ratios
         if share <= shares[0]:
             return ratios[0] * shares[0] / share
@@ -170,7 +172,7 @@ class OperatorTable:
     model: str
     layers: int
     devices: int
-    """Over which each operator is split, its tensor parallelism."""
+    """The number of devices over which each operator is split (tensor parallelism)."""
     device: DeviceClass
     phase: Phase
     curves: tuple[tuple[int, ShareCurve], ...]
@@ -191,11 +193,11 @@ class OperatorTable:
 
     @property
     def weights_bytes(self) -> int:
-        """On each device of the group."""
+        """The weights on each device of the group."""
         return sum(each.weights_bytes for each in self.operators)
 
     def curve(self, size: float) -> ShareCurve:
-        """That of iterations of so many tokens, or sequences when decoding."""
+        """The curve of iterations of so many tokens, or sequences when decoding."""
         return next((at for least, at in reversed(self.curves) if least <= size), self.curves[0][1])
 
     def seconds(self, lengths: Sequence[int]) -> float:

@@ -29,7 +29,7 @@ ABOUT = (
 
 
 def rows(found: Found) -> list[tuple[str, ...]]:
-    """One for each cell, as HEADERS has them."""
+    """A row for each cell, with the columns of HEADERS."""
     return [
         (
             *(point.figure, point.name, accounting, name, str(cell.devices), str(cell.sum_pr)),
@@ -44,7 +44,7 @@ def rows(found: Found) -> list[tuple[str, ...]]:
 
 
 def page(found: Found) -> str:
-    """One page that needs nothing else."""
+    """The page, which needs no other file."""
     figures = list(dict.fromkeys(point.figure for point in found))
     every = Table(title="All cells", note="", headers=HEADERS, rows=tuple(rows(found)), words=4)
     sections = [Section(title=of, charts=drawn(charts(found, of))) for of in figures]

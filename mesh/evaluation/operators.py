@@ -32,7 +32,7 @@ PAPER, CONSERVING = "paper", "conserving"
 GREEDY = "operators-greedy"
 PLANNERS = ("model", "model-shared", GREEDY, "operators")
 MAKE = {"model": plan_model, GREEDY: plan_greedy, "operators": plan_operators}
-"""The planners of plans, by name."""
+"""The functions that make plans, by the names of planners."""
 DENSE, MIXTURE = "qwen2-7b", "qwen2-57b-a14b"
 SIZES = ("qwen2-0.5b", "qwen2-1.5b", DENSE, "qwen2-72b")
 SLO_TIMES = 2.0
@@ -43,21 +43,21 @@ LOAD_MAX = 12.0
 often.
 """
 MET = 0.99
-"""What each trial must keep for its plan to count, which is then executed with other arrivals."""
+"""The share of the requests that must keep the SLO in each trial for a plan to count."""
 TRIAL_RATE = 1.1
-"""The rate of a trial over the demand's: bursts that are longer than a trial come to that."""
+"""The rate of a trial over that of the demand, as in bursts that are longer than a trial."""
 SEED = 1
 RATE_TIMES = 6
-"""Times a point's rate, up to which its devices are loaded."""
+"""The highest rate that is tried for `throughput_gain`, over that of its point."""
 TRIAL_SEEDS = (1_000_001, 1_000_002, 1_000_003)
 PASSES, FEWER = {Phase.PREFILL: 1, Phase.DECODE: 32}, 4
-"""Iterations of a request, executed, and so many times fewer answers than prompts."""
+"""Iterations of a request that is executed. There are so many times fewer answers than prompts."""
 VISITS = 2
 """The turns in which an iteration comes by its layers."""
 FULL, QUICK = 5000, 1000
-"""Requests of a trial, and of an execution."""
+"""The number of requests of a trial, and of an execution."""
 USED_MAX = 0.8
-"""`queueing_error` counts plans whose devices are used up to that."""
+"""`queueing_error` counts plans whose devices are used to that share at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a planner came to at a point, by one accounting."""
+    """The plan of one planner at a point, in one accounting."""
 
     devices: int
     sum_pr: int
@@ -154,7 +154,7 @@ def _over_phases() -> Iterable[Point]:
 def _both(
     figure: str, name: str, prompts: Sequence[int], answer: float, rate: float
 ) -> Iterable[Point]:
-    """Prompts, and the tokens of their answers, as points of their own."""
+    """A point of the prompts, and one of the tokens of their answers."""
     for phase, per_s, more in (
         (Phase.PREFILL, rate, 0),
         (Phase.DECODE, rate * answer, round(answer / 2)),
@@ -164,7 +164,7 @@ def _both(
 
 
 def _of_trace(path: Path) -> Iterable[Point]:
-    """Raises InvalidInput for a trace whose format has no lengths."""
+    """The points of a trace. Raises InvalidInput where its format has no lengths."""
     columns = recognise(path).columns
     if not any(word in columns.lower() for word in ("token", "length")):
         raise InvalidInput(
@@ -194,7 +194,7 @@ class PointJob:
         return self.point.rate_per_s
 
     def compute(self) -> dict[str, dict[str, Cell]]:
-        """By accounting and planner. Raises InvalidInput where the SLO is infeasible."""
+        """Cells by accounting and planner. Raises InvalidInput where the SLO is infeasible."""
         problem = self.point.problem()
         made: dict[str, dict[str, Cell]] = {PAPER: {}, CONSERVING: {}}
         run = _Executions(problem=problem, requests=self.requests)
@@ -217,14 +217,14 @@ class PointJob:
 
 @dataclass(slots=True, kw_only=True)
 class _Executions:
-    """What was executed of a problem; each plan once, though several planners come to it."""
+    """Executes plans of a problem, each of them once, though several planners make it."""
 
     problem: Problem
     requests: int
     known: dict[object, Executed] = field(default_factory=dict)
 
     def cell(self, placed: Placed, plan_s: float, energy_j: float | None = None) -> Cell:
-        """With the joules of an iteration, or those of the execution."""
+        """The cell of a plan, with the joules of an iteration if given, else of its execution."""
         problem, executed = self.problem, self._once(placed, SEED, 0.0)
         devices, each_j = problem.table.devices, executed.energy_j / executed.requests
         return Cell(
@@ -239,7 +239,7 @@ class _Executions:
         )
 
     def first_kept(self, candidates: Iterable[Placed]) -> tuple[Placed, float]:
-        """The first whose trials keep the SLO, and the seconds that planning took. Raises
+        """The first plan whose trials keep the SLO, and the seconds that planning took. Raises
         InvalidInput where none does.
         """
         plan_s, before_s = 0.0, time.process_time()
@@ -255,7 +255,7 @@ class _Executions:
         )
 
     def _once(self, placed: Placed, seed: int, least_met: float) -> Executed:
-        """A plan under Poisson arrivals, quicker ones in a trial; it ends early once fewer than
+        """Execute a plan for Poisson arrivals, quicker ones in a trial, which ends once fewer than
         `least_met` can keep the SLO. The first requests, until the answers among them are through,
         do not count.
         """
@@ -368,13 +368,13 @@ def _most(problem: Problem, devices: int, plan: Callable[[Problem], Placed]) -> 
 
 
 Found = Mapping[Point, Mapping[str, Mapping[str, Cell]]]
-"""By accounting and planner."""
+"""Cells by point, accounting and planner."""
 
 
 def record(
     found: Found, tested: Mapping[str, Any] | None = None, gains: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """As one plain value, for `-o json`, with what `oracle` tells. Savings are 1 - planner's /
+    """The figures as one plain value, with those of `oracle`. Savings are 1 - planner's /
     baseline's; points at which algorithm 1 gave up lack its cell.
     """
     met = [cell.executed.met for by in found.values() for cell in by[CONSERVING].values()]
@@ -434,7 +434,7 @@ def _savings(
 
 
 def _refuted(found: Found, planners: Sequence[str]) -> dict[str, int]:
-    """Plans by the paper's formulas, and those of them that missed when they were executed."""
+    """How many plans there are by the paper's formulas, and how many missed when executed."""
     cells = [by[PAPER][name] for by in found.values() for name in planners if name in by[PAPER]]
     missed = [one for one in cells if one.executed.met < MET]
     return {"plans": len(cells), "refuted": len(missed)}

@@ -1,4 +1,4 @@
-"""Plans that count device time once: what shares a device shares its time, by the measured curve.
+"""Plans that count device time once: what shares a device shares its time by the measured curve.
 
 Each function yields plans with their placements, those with the fewest devices first, whose mean
 keeps the SLO by the formulas. Means are not enough for an SLO that 99 of 100 requests are to keep,
@@ -30,30 +30,30 @@ operator is on every device.
 WEIGHTLESS = 1e-3
 """The share of a model's weights below which an operator is free to be everywhere."""
 LANES = (1, 2)
-"""Operators at work on a device at a time."""
+"""How many operators of a plan are at work on a device at a time."""
 
 
 Yields = Callable[[float], Sequence[float]]
-"""What a device yields with iterations of a batch, by how many of them share it."""
+"""What a device yields with iterations of this batch, by the number of them that share it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A plan on its devices. `expected_s` is the mean that the formulas tell of an iteration."""
+    """A plan on its devices. `expected_s` is the mean of an iteration by the formulas."""
 
     plan: Plan
     placement: Placement
     expected_s: float
     lanes: int | None = None
-    """Servers at work on a device at a time; `None` for all that have work."""
+    """How many servers a device has at work at a time; `None` stands for all that have work."""
 
     @property
     def devices(self) -> int:
-        """Groups in use."""
+        """The number of groups in use."""
         return devices_of(self.placement)
 
     def memory_bytes(self, problem: Problem) -> int:
-        """What all devices hold."""
+        """The bytes that all devices hold."""
         there: dict[int, Counter[int]] = {}
         for station, devices in enumerate(self.placement):
             for device in devices:
@@ -71,8 +71,8 @@ class Placed:
 
 
 def models(problem: Problem, lanes_max: int) -> Iterator[Placed]:
-    """Whole models, of which up to `lanes_max` share a device and its one copy of the weights where
-    the memory allows; each with the smallest and with the largest batch that the mean allows.
+    """Plans of whole models, up to `lanes_max` of which share a device and its copy of the weights
+    where the memory allows; each with the smallest and the largest batch that the mean allows.
     """
     memory, slo_s = problem.table.device.memory_bytes, problem.demand.slo_s
     problem.least_of(problem.whole)  # checks the rate
@@ -178,7 +178,7 @@ def service_s(seconds: Mapping[int, float], batch: float) -> float:
 def operators(
     problem: Problem, planner: Callable[[Problem], Plan], fewest: Placed
 ) -> Iterator[Placed]:
-    """Operators on no more devices than `fewest` has, planned for the time that sharing leaves
+    """Plans of operators on no more devices than `fewest` has, for the time that sharing leaves
     them. Where they need as many, a plan counts if it takes less memory; else `fewest` itself does:
     a whole model is a plan of operators, too.
     """
@@ -292,8 +292,8 @@ def _spread(problem: Problem, plan: Plan, devices: int, at_once: float, *, every
 
 
 def _least(problem: Problem, lanes: int) -> int:
-    """Fewer devices than that cannot do the work. Raises InvalidInput where no SLO of the demand's
-    is feasible.
+    """The number of devices below which they cannot do the work. Raises InvalidInput where the SLO
+    is below an iteration that is alone.
     """
     least_s = min(choice.service_s for choice in problem.whole.choices)
     if least_s > problem.demand.slo_s:

@@ -29,25 +29,25 @@ from mesh.plan.queueing import shared_s
 USED_MAX = 0.8
 """Instances are planned for so much of what they can carry: up to there the formulas hold."""
 ROUNDS = 16
-"""Until a fixed point is near enough."""
+"""The steps after which a fixed point is near enough."""
 FILLED = 0.95
 """An instance is expected to be used so far before calls go to another one, when admission holds it
 to the SLO.
 """
 ALONE = (0.0, 1.0)
-"""What a device yields that one iteration at a time has for itself."""
+"""What a device yields that has one iteration at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A node that holds an instance, or may."""
+    """A node that holds an instance, or can hold one."""
 
     node_id: NodeId
     profile: Profile
     batch_max: int
-    """Sequences that its engine, the policy and its memory allow at a time."""
+    """How many sequences its engine, the policy and its memory allow at a time."""
     factor: float = 1.0
-    """By which its iterations take longer than the profile says, lately."""
+    """How many times as long as the profile says its last iterations took."""
     error: float | None = None
     """By what share predictions of its last iterations were off (p95); `None` without any."""
     power: Power | None = None
@@ -55,7 +55,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expected:
-    """What calls meet with on an instance."""
+    """What calls are to expect of an instance."""
 
     ttft_s: float = math.inf
     tpot_s: float = math.inf
@@ -64,13 +64,13 @@ class _Expected:
 
 
 class _Work:
-    """What a call is for a host. `longer` multiplies its times."""
+    """The work that a call is for a host, whose times are multiplied by `longer`."""
 
     def __init__(
         self, host: Host, calls: Arrivals, slo: Slo, chunk_tokens: int, longer: float = 1.0
     ) -> None:
         self.expected = cache(self._fixed_point)
-        """What calls meet with at so many a second."""
+        """What calls are to expect at so many a second."""
         self._times, self._prompts = Times(host.profile, host.factor * longer), calls.prompts
         self._chunk_tokens = chunk_tokens
         alone_s = [self._prompt_s(tokens, 0) for tokens in calls.prompts]
@@ -78,7 +78,7 @@ class _Work:
         """Seconds of a prompt on an instance that does nothing else."""
         self._variation = max(fmean([s**2 for s in alone_s]) / self.prompt_s**2 - 1, 0.0)
         self._tokens = max(calls.answer_tokens - 1, 0.0)
-        """Those of an answer that are decoded: the first comes with its prompt."""
+        """The tokens of an answer that are decoded: the first comes with its prompt."""
         self._tpot_slo_s = slo.tpot_s
         context = fmean(calls.prompts) + calls.answer_tokens / 2
         chunks = fmean(calls.prompts) / chunk_tokens
@@ -98,7 +98,7 @@ class _Work:
         return self._seconds[1]
 
     def _prompt_s(self, tokens: int, batch: int) -> float:
-        """In chunks, as nodes compute it; beside decodes what it adds to them."""
+        """Seconds of a prompt in chunks, as nodes compute it; beside decodes what it adds."""
         at, step = self._times, self._chunk_tokens
         return sum(
             at.chunk_s(min(step, tokens - past), past, batch)
@@ -225,7 +225,7 @@ def _lacking(
 def _planned(
     hosts: Sequence[Host], work: Callable[..., _Work], calls: Arrivals, slo: Slo, ttft_slo_s: float
 ) -> InstancePlan:
-    """What calls meet with on these hosts, which are filled one after the other."""
+    """What calls are to expect of these hosts, which are filled one after the other."""
     carried_per_s = sum(work(host).carried_per_s for host in hosts)
     errors = [host.error for host in hosts if host.error is not None]
     error = max(errors) if len(errors) == len(hosts) else None

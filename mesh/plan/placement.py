@@ -32,7 +32,7 @@ class Piece:
     """A replica to be placed."""
 
     station: int
-    """Its number in the plan."""
+    """The number of its station in the plan."""
     load: float
     """Seconds of the whole device that its work takes in a second."""
     memory_bytes: int
@@ -43,7 +43,7 @@ Placement = tuple[tuple[int, ...], ...]
 
 
 def devices_of(placement: Placement) -> int:
-    """How many devices it uses."""
+    """The number of devices that a placement uses."""
     return len({device for devices in placement for device in devices})
 
 
@@ -62,7 +62,7 @@ def pieces_of(problem: Problem, plan: Plan) -> list[Piece]:
 
 
 def place_whole(plan: Plan, lanes: int = 1) -> Placement:
-    """Replicas of a whole model, `lanes` on each device."""
+    """Place replicas of a whole model, `lanes` on each device."""
     assert len(plan.stations) == 1, "one station"
     return (tuple(number // lanes for number in range(plan.stations[0].replicas)),)
 

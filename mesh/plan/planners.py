@@ -18,9 +18,9 @@ from mesh.domain.values import replace
 from mesh.plan.problem import REPLICAS_MAX, Choice, Plan, Problem, Staffed, Station
 
 STEPS_MAX = 10_000
-"""Moves of algorithm 1."""
+"""The moves after which algorithm 1 ends."""
 COMBINATIONS_MAX = 200_000
-"""Those that `plan_brute` is allowed to try."""
+"""The plans that `plan_brute` may try."""
 ROUNDING_S = 1e-12
 
 
@@ -41,7 +41,7 @@ class _Options:
 
 
 def _options(problem: Problem, stations: Sequence[Station]) -> list[_Options]:
-    """Raises InvalidInput for a rate, or an SLO, that no number of replicas keeps."""
+    """The options of each station. Raises InvalidInput where no number of replicas is enough."""
     options = [_Options(problem, station) for station in stations]
     if problem.unloaded_s(stations) >= problem.demand.slo_s:
         raise _infeasible(problem, options)
@@ -49,7 +49,7 @@ def _options(problem: Problem, stations: Sequence[Station]) -> list[_Options]:
 
 
 def _infeasible(problem: Problem, options: Sequence[_Options]) -> InvalidInput:
-    """With an SLO that a plan keeps: with as many replicas as a plan may have."""
+    """An error that names an SLO which a plan keeps that has as many replicas as it may have."""
     demand = problem.demand
     least_s = sum(each.at(REPLICAS_MAX // len(options))[0] for each in options)
     return InvalidInput(
@@ -60,7 +60,7 @@ def _infeasible(problem: Problem, options: Sequence[_Options]) -> InvalidInput:
 
 
 def _plan_of(options: Sequence[_Options], mores: Sequence[int]) -> Plan:
-    """So many replicas of each station beyond the least."""
+    """The plan with so many replicas of each station beyond the least."""
     staffed = tuple(
         Staffed(roles=one.roles, replicas=one.least + more, choice=one.at(more)[1])
         for one, more in zip(options, mores, strict=True)
@@ -69,7 +69,7 @@ def _plan_of(options: Sequence[_Options], mores: Sequence[int]) -> Plan:
 
 
 def whole_plan(problem: Problem, replicas: int, batch: int) -> Plan:
-    """So many whole models."""
+    """A plan of so many whole models."""
     whole = problem.whole
     staffed = Staffed(roles=whole.roles, replicas=replicas, choice=whole.choice(batch))
     return Plan(stations=(staffed,))
@@ -110,7 +110,7 @@ def plan_operators(problem: Problem) -> Plan:
 
 
 def _bound(problem: Problem, options: Sequence[_Options]) -> int:
-    """Replicas beyond the least with which some plan keeps the SLO."""
+    """A number of replicas beyond the least with which some plan keeps the SLO."""
     mores, slo_s = [0] * len(options), problem.demand.slo_s - ROUNDING_S
     while sum(took_s := [one.at(n)[0] for one, n in zip(options, mores, strict=True)]) > slo_s:
         then_s = [one.at(n + 1)[0] for one, n in zip(options, mores, strict=True)]

@@ -18,16 +18,16 @@ from mesh.domain.values import dataclass
 from mesh.plan.queueing import wait_s
 
 REPLICAS_MAX = 1024
-"""The replicas of one station: beyond that a rate is above all capacity."""
+"""The most replicas of a station: a rate that needs more is above all capacity."""
 SAMPLE = 16
-"""Quantiles that stand for a distribution of lengths."""
+"""How many quantiles stand for a distribution of lengths."""
 LANES_MAX = 4
-"""Iterations that share a device at a time; the curves say nothing of shares below a quarter."""
+"""How many iterations share a device at most: the curves know no shares below a quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What comes, and by when an iteration is to be over.
+    """The requests that come, and the time in which an iteration is to be over.
 
     `rate_per_s` counts prompts, or tokens when decoding; `lengths` are equally likely prompts, or
     contexts. Raises InvalidInput for what nothing can be planned for.
@@ -52,7 +52,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One size of batch at a station, on the whole device."""
+    """What one size of batch takes at a station that has the whole device."""
 
     batch: int
     service_s: float
@@ -60,13 +60,13 @@ class Choice:
     transfer_s: float
     """To the next station, if that is elsewhere."""
     weights_bytes: int
-    """On each device of a group, as the next two."""
+    """These, and the two below, are held by each device of a group."""
     kv_bytes: int
     transient_bytes: int
 
     @property
     def memory_bytes(self) -> int:
-        """A replica's, alone on a device."""
+        """What a replica holds that is alone on a device."""
         return self.weights_bytes + self.kv_bytes + self.transient_bytes
 
 
@@ -131,7 +131,7 @@ class Problem:
     stretched: float = 1.0
 
     def but(self, **changes: Any) -> "Problem":
-        """With other fields, but the lengths and batches that there are: stations stay as made."""
+        """The problem with other fields. Lengths and batches stay, and so do the stations made."""
         made = dataclasses.replace(self, **changes)
         kept = ("stations", "whole", "variation")
         vars(made).update({name: each for name, each in vars(self).items() if name in kept})
@@ -139,12 +139,12 @@ class Problem:
 
     @cached_property
     def stations(self) -> tuple[Station, ...]:
-        """One for each operator. Raises InvalidInput for one that fits no device."""
+        """A station for each operator. Raises InvalidInput for one that fits no device."""
         return tuple(self._station((each,)) for each in self.table.operators)
 
     @cached_property
     def whole(self) -> Station:
-        """The whole model. Raises InvalidInput where it fits no device."""
+        """The whole model as one station. Raises InvalidInput where it fits no device."""
         return self._station(self.table.operators)
 
     @cached_property
@@ -185,12 +185,12 @@ class Problem:
         )
 
     def curve(self, batch: float) -> ShareCurve:
-        """That of iterations with such batches."""
+        """The curve of iterations with such batches."""
         decode = self.table.phase is Phase.DECODE
         return self.table.curve(batch if decode else batch * fmean(self.demand.lengths))
 
     def yields(self, batch: float) -> tuple[float, ...]:
-        """What a device yields by how many of such iterations share it."""
+        """What a device yields, by the number of such iterations that share it."""
         return self.curve(batch).yields(LANES_MAX)
 
     def unloaded_s(self, stations: Sequence[Station]) -> float:
@@ -207,12 +207,12 @@ class Problem:
         return self.demand.rate_per_s / choice.batch * choice.service_s * self.stretched
 
     def least_replicas(self, choice: Choice) -> int:
-        """With which the station keeps up."""
+        """The fewest replicas with which a station keeps up."""
         return math.floor(self.load(choice) + 1e-12) + 1
 
     def least_of(self, station: Station) -> int:
-        """With the batch that needs the fewest. Raises InvalidInput where the rate is above what
-        any number of replicas is planned for.
+        """The same with the batch that needs the fewest. Raises InvalidInput where these are more
+        than a station may have.
         """
         least = min(map(self.least_replicas, station.choices))
         if least > REPLICAS_MAX:
@@ -262,7 +262,7 @@ def held_bytes(choices: Sequence[Choice], there: Mapping[int, int], lanes: int |
 
 
 def slo_of(table: OperatorTable, lengths: Sequence[int], times: float) -> float:
-    """`times` what the longest takes unloaded, alone in its batch."""
+    """An SLO of `times` the seconds that the longest takes unloaded, alone in its batch."""
     return times * table.seconds((max(lengths),))
 
 

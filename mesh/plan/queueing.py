@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 ROUNDS = 40
-"""Until a fixed point is near enough."""
+"""The steps after which a fixed point is near enough."""
 
 
 def erlang_c(servers: int, load: float) -> float:

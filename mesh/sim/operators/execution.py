@@ -26,9 +26,9 @@ from mesh.sim.clock import HeapClock
 
 EVENTS_MAX = 20_000_000
 KNOWN_MAX = 10_000
-"""Batches whose seconds a station keeps."""
+"""How many batches a station keeps the seconds of."""
 CONSERVED = 1e-9
-"""By which the time of a device may be off, in seconds for each second admitted and at least."""
+"""The share of the seconds admitted, or of 1 s if these are fewer, by which time may be off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class Executed:
     met: float
     """The share of requests whose iterations took, in the mean of each, no more than the SLO."""
     mean_s: float
-    """The mean of an iteration, from when it could begin."""
+    """The mean seconds of an iteration, from the time at which it could begin."""
     requests: int
-    """All that ended, those that do not count included."""
+    """The number of requests that ended, with those that do not count."""
     device_s: float
     """Seconds of work, at full speed, that all groups did."""
     busy_s: float
@@ -58,7 +58,7 @@ class Executed:
     memory_bytes: int
     """The most that each device held, summed."""
     moved_bytes: int
-    """What went over links."""
+    """The bytes that went over links."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class _Server:
     """The tokens of its batch, or its sequences when decoding: which curve of shares holds."""
     homes: int = 0
     waiting: list[tuple[float, int, _Pass]] = field(default_factory=list)
-    """Those whose KV cache is here."""
+    """The requests whose KV cache is here."""
 
 
 class _Station:
@@ -116,12 +116,12 @@ class _Station:
         self.head_bytes = rows.pop(Role.HEAD, 0)
         """Activations of each sequence, in the head."""
         self.transient_bytes = max(rows.values(), default=0)
-        """… of each token at work."""
+        """Activations of each token at work, in the other operators."""
         self.servers: list[_Server] = []
         self.seconds = lru_cache(KNOWN_MAX)(partial(self._seconds, table.phase))
         """Seconds of a visit, by the lengths of its batch."""
         self.waiting: list[tuple[float, int, _Pass]] = []
-        """Those that any server may take; where the KV cache is kept, those that no device has the
+        """Requests that any server may take; where the KV cache is kept, those that no device has
         memory for yet.
         """
 
@@ -162,15 +162,15 @@ class _Device:
         self.link_free_s = 0.0
 
     def room(self) -> int:
-        """For KV cache: the largest batch has its activations beside it."""
+        """Bytes for KV cache: the largest batch has its activations beside it."""
         return self.memory_bytes - self.held_bytes - self.reserved_bytes
 
     def work_room(self) -> int:
-        """For activations, now."""
+        """Bytes for activations, now."""
         return self.memory_bytes - self.held_bytes - self.work_bytes
 
     def take(self, kept: int = 0, work: int = 0) -> None:
-        """More bytes, or fewer, that are kept, and for what is at work."""
+        """Take more bytes, or fewer, for what is kept and for what is at work."""
         self.held_bytes += kept
         self.work_bytes += work
         taken = self.held_bytes + self.work_bytes
@@ -178,7 +178,7 @@ class _Device:
         assert taken <= self.memory_bytes, f"device {self.number} holds {taken} bytes"
 
     def advance(self, now_s: float) -> None:
-        """Do what time has passed for. Raises AssertionError where time is not conserved."""
+        """Do the work of the time that has passed. Raises AssertionError if some is lost."""
         passed_s = now_s - self.then_s
         self.then_s = now_s
         if not self.active or passed_s <= 0:
@@ -238,7 +238,7 @@ class Execution:
         """The stations that an iteration comes by: embedding, layers, head."""
 
     def run(self, requests: Iterable[Request], warm: int = 0) -> Executed:
-        """All requests to their end; the first `warm` do not count."""
+        """Execute all requests to their end; the first `warm` do not count."""
         every = list(requests)
         if not every:
             raise InvalidInput("there is nothing to execute", hint="give requests")
@@ -311,7 +311,7 @@ class Execution:
             raise self._too_large(size, most)
 
     def _settle_oldest(self, station: _Station) -> None:
-        """Those that wait for memory, while there is some."""
+        """Give servers to the oldest sequences that wait for memory, while there is some."""
         while station.waiting:
             oldest = station.waiting[0][2]
             self._settle(station, oldest)
@@ -409,7 +409,7 @@ class Execution:
             self._compute(server)
 
     def _transfer(self, source: _Device, size: int, hops: float) -> float:
-        """When data that leaves a device now has arrived, in so many pieces."""
+        """The time at which data has arrived that leaves a device now, in so many pieces."""
         device = self._table.device
         source.link_free_s = (
             max(source.link_free_s, self._clock.now_s())
@@ -447,7 +447,7 @@ class Execution:
         )
 
     def _due(self, device: _Device, version: int) -> None:
-        """Raises AssertionError where a server that is due has work left, or had too much time."""
+        """End the servers that are due. Raises AssertionError where one has work left."""
         if version != device.version:
             return
         device.advance(self._clock.now_s())
@@ -477,7 +477,7 @@ class Execution:
         self._give_lanes(device)
 
     def _pass_over(self, ones: Sequence[_Pass]) -> list[_Pass]:
-        """Those that want another token, at its beginning."""
+        """End an iteration of these requests. Returns those that want another token."""
         now_s = self._clock.now_s()
         for one in ones:
             one.spent_s += now_s - one.began_s
@@ -522,7 +522,7 @@ class Execution:
 def poisson(
     rate_per_s: float, lengths: Sequence[int], count: int, seed: int, passes: int = 1
 ) -> list[Request]:
-    """So many requests of a Poisson process, with equally likely lengths."""
+    """Draw so many requests of a Poisson process, with equally likely lengths."""
     draw = random.Random(seed)
     at_s = 0.0
     found = []

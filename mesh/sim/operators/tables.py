@@ -151,7 +151,7 @@ Fit = Mapping[str, float]
 
 
 def product_s(fit: Fit, read_bytes: float, operations: float) -> float:
-    """Seconds of a matrix product; what it takes at the least may be missing."""
+    """Seconds of a matrix product. A file may lack its least time."""
     return fit.get("product_s", 0.0) + _combined(fit, read_bytes, operations)
 
 
@@ -200,7 +200,7 @@ class FittedTimes:
     def operator(
         self, role: Role, tokens: tuple[int, ...], given: Sequence[float] | None
     ) -> Operator:
-        """One operator, by its column of milliseconds where there is one."""
+        """An operator by its column of milliseconds, or by the fits where there is none."""
         shape = self.shape
         kv_bytes = 2 * BYTES * shape.kv(self.devices) if role is Role.ATTENTION else 0
         if role is Role.ATTENTION:
@@ -237,7 +237,7 @@ class FittedTimes:
         return (divided if given_ms is None else given_ms / 1e3 * divided / alone) + reduced
 
     def fitted(self, role: Role, rows: int, devices: int) -> float:
-        """By the fits alone; what they have no formula for goes with its elements."""
+        """Seconds by the fits alone; without a formula they go with the elements of each device."""
         shape, hidden = self.shape, self.shape.hidden
         if (sizes := shape.product(role, devices)) is not None:
             return self._product_s(rows, *sizes)
