@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,17 +33,22 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mesh.domain.request import SamplingParams
+from mesh.domain.values import replace
+from mesh.sim.operators.tables import Shape
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.vllm import VllmEngine
 from scripts.gpu import iteration
 from scripts.gpu.iteration import BATCHES, CONTEXT_TOKENS, OUTPUT_TOKENS, PROMPT_TOKENS, Heard
-from scripts.gpu.stack import SHAPES, TINY, Shape
 from tests.nodes.engines.serving import INSTANCE, load, request
 
 CALLERS = (1, 4, 16, 32)
 ROUNDS = 2
 """Calls that each caller makes, one after the other."""
-QUANTISED = replace(SHAPES[0], name="quantised", layers=4, vocabulary=2048)
+LLAMA_1B = Shape(
+    layers=16, hidden=2048, heads=32, kv_heads=8, head_size=64, inner=8192, vocabulary=128256
+)
+TINY = Shape(layers=2, hidden=64, heads=4, kv_heads=2, head_size=32, inner=128, vocabulary=512)
+QUANTISED = replace(LLAMA_1B, layers=4, vocabulary=2048)
 GROUP = 128
 """The rows of a matrix that have one scale, with AWQ and GPTQ."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -550,7 +554,7 @@ def quantised(sitting: Sitting, home: Path, method: str) -> None:
 
 
 def measure(sitting: Sitting) -> None:
-    shape = TINY if sitting.dry else SHAPES[0]
+    shape = TINY if sitting.dry else LLAMA_1B
     with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as named:
         home = Path(named)
         dtype = torch.float32 if sitting.dry else torch.bfloat16

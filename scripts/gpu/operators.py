@@ -29,7 +29,7 @@ from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attentio
 from mesh.domain.operators import Role
 from mesh.sim.operators import tables
 from mesh.sim.operators.tables import Shape
-from scripts.gpu.stack import SHAPES, TINY, Stack
+from scripts.gpu.stack import Stack
 
 A100 = json.loads((ROOT / "mesh/sim/operators/a100.json").read_text("utf-8"))
 TOKENS = tuple(A100["tokens"])
@@ -131,9 +131,9 @@ class Bench:
 
     @cached_property
     def stack(self) -> Stack:
-        shape, context = (TINY, 8) if self.sitting.dry else (SHAPES[1], WHOLE_CONTEXT)
+        context = 8 if self.sitting.dry else WHOLE_CONTEXT
         tokens = max(WHOLE_PROMPT, max(SHARE_SIZES["decode"]) * context)
-        return Stack(shape, tokens, self.sitting.device, torch.bfloat16)
+        return Stack(self.shape(DENSE[0]), tokens, self.sitting.device, torch.bfloat16)
 
     def step(self, phase: str, size: int) -> Work:
         """An iteration of the stack: a prompt of so many tokens, or a token of each sequence."""

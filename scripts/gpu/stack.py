@@ -5,58 +5,10 @@ those are here as in a model of that shape; positions are not turned, which is c
 dense, one row of addresses for a request. Before: `operators`, which times them.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    inner: int
-    """Width of the feed-forward part."""
-    vocabulary: int
-
-
-SHAPES = (
-    Shape(
-        name="1b",
-        layers=16,
-        hidden=2048,
-        heads=32,
-        kv_heads=8,
-        head_size=64,
-        inner=8192,
-        vocabulary=128256,
-    ),
-    Shape(
-        name="8b",
-        layers=32,
-        hidden=4096,
-        heads=32,
-        kv_heads=8,
-        head_size=128,
-        inner=14336,
-        vocabulary=128256,
-    ),
-)
-"""The shapes of Llama 3.2 and 3.1."""
-TINY = Shape(
-    name="tiny",
-    layers=2,
-    hidden=64,
-    heads=4,
-    kv_heads=2,
-    head_size=32,
-    inner=128,
-    vocabulary=512,
-)
+from mesh.sim.operators.tables import Shape
 
 
 class Stack:
