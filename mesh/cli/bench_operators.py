@@ -3,19 +3,18 @@
 docs/operators.md says what the figures mean.
 """
 
-import os
 from pathlib import Path
 
 import click
 
 from mesh.cli import output
-from mesh.cli.options import file_option, format_option
+from mesh.cli.options import file_option, format_option, jobs_option, page_option
 from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
-from mesh.domain.errors import MeshError, NotFound
+from mesh.domain.errors import MeshError
 from mesh.evaluation.operator_page import HEADERS, page, rows
 from mesh.evaluation.operators import FULL, QUICK, PointJob, oracle, points, record, throughput_gain
-from mesh.evaluation.runs import JOBS_MAX, Failed, run_all
+from mesh.evaluation.runs import Failed, run_all
 from mesh.sim.operators.tables import DEVICES
 
 GAINS = ("40", "20")
@@ -33,15 +32,9 @@ GAINS = ("40", "20")
     help="The device that plans are made for.",
 )
 @click.option("--quick", is_flag=True, help="Fewer points, and shorter executions.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1, max=JOBS_MAX),
-    default=lambda: min(os.cpu_count() or 1, JOBS_MAX),
-    show_default="the machine's cores",
-    help="Points at a time.",
-)
+@jobs_option("Points")
 @format_option
-@file_option("--html", "Write tables and charts as one page that needs nothing else.")
+@page_option
 def operators(
     trace: Path | None,
     figures: str | None,
@@ -56,8 +49,6 @@ def operators(
     Devices, replicas, memory and energy of four planners, and the share of the requests that kept
     their SLO when the plan was executed in simulation. No engine of mesh runs single operators.
     """
-    if html is not None and not html.parent.is_dir():
-        raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
     every = points(trace, quick=quick, device=device)
     if figures is not None:
         begin = tuple(name.strip() for name in figures.split(","))

@@ -4,17 +4,23 @@ Its load is a trace file, or without one the generator's. Every run is a virtual
 cell with the live cell's cores; docs/evaluation.md says what the figures mean.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from mesh.cli import output
-from mesh.cli.options import check_plotting, file_option, format_option, ideal_option
+from mesh.cli.options import (
+    check_plotting,
+    file_option,
+    format_option,
+    ideal_option,
+    jobs_option,
+    page_option,
+)
 from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
-from mesh.domain.errors import InvalidInput, MeshError, NotFound
+from mesh.domain.errors import InvalidInput, MeshError
 from mesh.evaluation.paper.cells import (
     ALL_CELLS,
     DURATION_S,
@@ -30,7 +36,7 @@ from mesh.evaluation.paper.charts import cell_charts, overview_charts, page, run
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, Reference, reference
 from mesh.evaluation.paper.record import record
 from mesh.evaluation.paper.tables import tables
-from mesh.evaluation.runs import JOBS_MAX, Done, Failed, run_all
+from mesh.evaluation.runs import Done, Failed, run_all
 from mesh.policy.registry import known_policies
 from mesh.report.charts.chart import Chart
 from mesh.runtime.policies import policy_of
@@ -97,15 +103,9 @@ ABLATION_CELLS = (paper_case("7B/64"),)
     show_default=True,
     help="Of the generated load, and of what a trace lacks.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1, max=JOBS_MAX),
-    default=lambda: min(os.cpu_count() or 1, JOBS_MAX),
-    show_default="the machine's cores",
-    help="Runs at a time.",
-)
+@jobs_option("Runs")
 @format_option
-@file_option("--html", "Write tables and charts as one page that needs nothing else.")
+@page_option
 @click.option(
     "--plots",
     metavar="DIR",
@@ -136,8 +136,6 @@ def paper(
     # Before minutes are spent on runs:
     if plots is not None:
         check_plotting("--plots")
-    if html is not None and not html.parent.is_dir():
-        raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
     if slo_mix:
         read_mix(slo_mix)
     pairs = _pairs(policies, cells, ablations)

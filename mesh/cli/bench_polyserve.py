@@ -3,14 +3,13 @@
 docs/policy-polyserve.md says what the figures mean.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from mesh.cli import output
-from mesh.cli.options import format_option
+from mesh.cli.options import format_option, jobs_option
 from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError
@@ -35,7 +34,7 @@ from mesh.evaluation.polyserve import (
     record,
     record_of_loads,
 )
-from mesh.evaluation.runs import JOBS_MAX, Failed, run_all
+from mesh.evaluation.runs import Failed, run_all
 from mesh.runtime.policies import policy_of
 
 QUICK_S, USUAL_S = 10.0, 60.0
@@ -74,13 +73,7 @@ QUICK_STEP = 5
 @click.option(
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the load."
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1, max=JOBS_MAX),
-    default=lambda: min(os.cpu_count() or 1, JOBS_MAX),
-    show_default="the machine's cores",
-    help="Searches at a time.",
-)
+@jobs_option("Searches")
 @format_option
 def polyserve(
     workloads: str | None,

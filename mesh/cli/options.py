@@ -32,6 +32,7 @@ def check_plotting(option: str) -> None:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_HTTP = "127.0.0.1:8070"
+JOBS_MAX = 256
 
 
 def controller_option(command: Command) -> Command:
@@ -129,6 +130,34 @@ def file_option(
     """A Path that may not exist yet, but is no folder."""
     kind = click.Path(path_type=Path, dir_okay=False)
     return click.option(name, metavar=metavar, type=kind, required=required, help=help_text)
+
+
+def page_option(command: Command) -> Command:
+    """`--html FILE`, given to the command as `html`: a Path in a folder that is there."""
+
+    def checked(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None and not path.parent.is_dir():
+            raise click.BadParameter(f"there is no folder {str(path.parent)!r}")
+        return path
+
+    return click.option(
+        "--html",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        callback=checked,
+        help="Write tables and charts as one page that needs nothing else.",
+    )(command)
+
+
+def jobs_option(what: str) -> Callable[[Command], Command]:
+    """`--jobs N`, given to the command as `jobs`: how many of these are computed at a time."""
+    return click.option(
+        "--jobs",
+        type=click.IntRange(min=1, max=JOBS_MAX),
+        default=lambda: min(os.cpu_count() or 1, JOBS_MAX),
+        show_default="the machine's cores",
+        help=f"{what} at a time.",
+    )
 
 
 def ideal_option(command: Command) -> Command:

@@ -19,7 +19,6 @@ from mesh.domain.errors import MeshError
 from mesh.domain.values import dataclass
 from mesh_loader.bounded_child import die_with_parent
 
-JOBS_MAX = 256
 Report = Callable[[str, float], None]
 """A phase in words, and the share that is done."""
 

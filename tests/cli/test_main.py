@@ -120,6 +120,7 @@ def test_help_names_the_policies_that_there_are(verb: str) -> None:
         ("profile", "missing argument 'NAME'", "`mesh profile --help`"),
         ("profile a --plot times.gif", "does not end in .png, .svg, .pdf", "profile --help`"),
         ("profile a --plot nowhere/a.png", "there is no folder 'nowhere'", "profile --help`"),
+        ("bench operators --html nowhere/a.html", "there is no folder 'nowhere'", "--help`"),
         ("up --listen 7070", "'7070' is no address", "HOST:PORT"),
     ],
 )
