@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, SendCommand
-from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
+from mesh.domain.deployment import Deployment, DeploymentSpec, PlanRule, Scaling
 from mesh.domain.events import (
     ControllerEvent,
     InvokeRequested,
@@ -75,13 +75,17 @@ def deployment(
     replicas_max: int = 4,
     keep_alive_s: float = 1.0,
     slo: Slo | None = None,
+    plan: PlanRule | None = None,
 ) -> Deployment:
     spec = DeploymentSpec(
         name=DeploymentName(name),
         source=MODEL.source,
         slo=slo or Slo(),
         scaling=Scaling(
-            replicas_min=replicas_min, replicas_max=replicas_max, keep_alive_s=keep_alive_s
+            replicas_min=replicas_min,
+            replicas_max=replicas_max,
+            keep_alive_s=keep_alive_s,
+            plan=plan,
         ),
         devices=(DeviceKind.CPU,),
     )

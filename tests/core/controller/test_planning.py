@@ -38,8 +38,6 @@ SLOW = profile(
 CALLS = Arrivals(rate_per_s=0.5, prompts=(64,), answer_tokens=64.0)
 SLO = Slo(ttft_s=60.0, tpot_s=1.0)
 PLAN = PlanRule(every_s=10.0)
-
-
 LIMITS = CellLimits(delivery_s_max=0.02, node_lease_s=3600.0)
 
 
@@ -48,11 +46,6 @@ def cell_of(*made: Deployment, nodes: int = 3, limits: CellLimits = LIMITS) -> C
     for n in range(nodes):
         cell.join(hello(f"n{n + 1}", memory_bytes=200 * MIB))
     return cell
-
-
-def with_plan(made: Deployment, rule: PlanRule | None = PLAN) -> Deployment:
-    scaling = replace(made.spec.scaling, plan=rule)
-    return replace(made, spec=replace(made.spec, scaling=scaling))
 
 
 def seconds(cell: CellUnderTest, count: int, calls: int = 0) -> list[ControllerAction]:
@@ -114,7 +107,7 @@ def test_where_operators_were_counted_of_another_model_no_profile_is_needed() ->
 
 
 def test_instances_that_the_calls_need_are_loaded_before_the_queue_asks_for_them() -> None:
-    reactive, planned = (cell_of(with_plan(deployment(slo=SLO), rule)) for rule in (None, PLAN))
+    reactive, planned = (cell_of(deployment(slo=SLO, plan=rule)) for rule in (None, PLAN))
     loads = [commands(seconds(cell, 12, calls=2), LoadInstance) for cell in (reactive, planned)]
     assert [len(each) for each in loads] == [1, 3]
     said = planned.core.snapshot(planned.now_s).deployments[0].planned
@@ -124,22 +117,20 @@ def test_instances_that_the_calls_need_are_loaded_before_the_queue_asks_for_them
 
 
 def test_the_number_changes_once_a_period_at_most() -> None:
-    cell = cell_of(with_plan(deployment(slo=SLO)))
+    cell = cell_of(deployment(slo=SLO, plan=PLAN))
     changes = [of_kind(seconds(cell, 10, calls=n % 3), WantInstances) for n in range(8)]
     assert all(len(each) <= 1 for each in changes)
     assert any(changes)
 
 
 def test_a_plan_takes_no_memory_that_others_have() -> None:
-    cell = cell_of(with_plan(deployment(slo=SLO)), deployment("other", slo=SLO), nodes=1)
-    link, _ = cell.join(hello("n2", memory_bytes=200 * MIB))
+    cell = cell_of(deployment(slo=SLO, plan=PLAN), deployment("other", slo=SLO), nodes=2)
     # Both nodes have room for one instance.
     for name, of in (("a", "chat"), ("b", "other")):
         load = only(commands(cell.invoke(request(name, of=of)), LoadInstance), LoadInstance)
         at = cell.core.cell.instances[load.instance_id].node.link_id
         cell.loaded(at, load.instance_id)
         cell.tokens(at, name, (5,), finish=FinishReason.STOP)
-    assert link
     said = seconds(cell, 12, calls=2)
     assert of_kind(said, WantInstances)[-1].wanted == 2
     assert not commands(said, UnloadInstance)
@@ -148,7 +139,7 @@ def test_a_plan_takes_no_memory_that_others_have() -> None:
 
 def test_what_a_plan_wants_is_not_unloaded_for_idling_until_calls_have_ceased() -> None:
     never_parks = replace(LIMITS, parked_s_max=0.0)
-    cell = cell_of(with_plan(deployment(slo=SLO)), nodes=1, limits=never_parks)
+    cell = cell_of(deployment(slo=SLO, plan=PLAN), nodes=1, limits=never_parks)
     load = cell.bring_up(1, request("r1", prompt=(1,) * 64))
     seconds(cell, 11)
     cell.tokens(1, "r1", (5,), finish=FinishReason.STOP)
@@ -164,7 +155,7 @@ def _expire(cell: CellUnderTest, load: LoadInstance) -> list[ControllerAction]:
 
 
 def test_an_operator_who_unloads_is_not_overruled() -> None:
-    cell = cell_of(with_plan(deployment(slo=SLO)))
+    cell = cell_of(deployment(slo=SLO, plan=PLAN))
     seconds(cell, 12, calls=2)
     cell.tell(UnloadRequested(operation_id=OperationId("u"), name=CHAT))
     assert not commands(seconds(cell, 30), LoadInstance)
