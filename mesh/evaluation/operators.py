@@ -22,7 +22,7 @@ from mesh.plan import conserving
 from mesh.plan.conserving import Placed
 from mesh.plan.placement import place_greedy, place_whole
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators, whole_plan
-from mesh.plan.problem import LANES_MAX, SAMPLE, Demand, Problem, batches_of, sample_of, slo_of
+from mesh.plan.problem import LANES_MAX, SAMPLE, Problem, batches_of, sample_of, slo_of
 from mesh.sim.operators.execution import Executed, Execution, poisson
 from mesh.sim.operators.tables import DEVICES, operator_table
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
@@ -82,13 +82,13 @@ class Point:
     def problem(self) -> Problem:
         table = self.table()
         like = replace(self, model=self.slo_of).table() if self.slo_of else table
-        demand = Demand(
+        return Problem(
+            table=table,
             rate_per_s=self.rate_per_s,
             lengths=self.lengths,
             slo_s=slo_of(like, self.lengths, self.slo_times),
             batches=batches_of(self.phase),
         )
-        return Problem(table=table, demand=demand)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,8 +249,7 @@ class _Executions:
                 return placed, plan_s
             before_s = time.process_time()
         raise InvalidInput(
-            f"no plan keeps {self.problem.demand.slo_s * 1e3:.4g} ms for {100 * MET:g} % of the "
-            "requests",
+            f"no plan keeps {self.problem.slo_s * 1e3:.4g} ms for {100 * MET:g} % of the requests",
             hint="raise the SLO",
         )
 
@@ -262,23 +261,23 @@ class _Executions:
         key = (placed.plan.stations, placed.placement, placed.lanes, seed)
         if key in self.known:
             return self.known[key]
-        table, demand = self.problem.table, self.problem.demand
-        tokens_per_s = demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
+        problem, table = self.problem, self.problem.table
+        tokens_per_s = problem.rate_per_s * (TRIAL_RATE if least_met else 1.0)
         passes = PASSES[table.phase]
         count = self.requests // (1 if passes == 1 else FEWER)
         warm = count // 10
         if passes > 1:
-            warm = max(warm, round(2 * tokens_per_s * demand.slo_s))
+            warm = max(warm, round(2 * tokens_per_s * problem.slo_s))
         execution = Execution(
             table,
             placed.plan,
             placed.placement,
-            slo_s=demand.slo_s,
+            slo_s=problem.slo_s,
             lanes=placed.lanes,
             visits=VISITS,
             misses_max=int((1 - least_met) * count) if least_met else None,
         )
-        arrivals = poisson(tokens_per_s / passes, demand.lengths, count + warm, seed, passes)
+        arrivals = poisson(tokens_per_s / passes, problem.lengths, count + warm, seed, passes)
         self.known[key] = execution.run(arrivals, warm)
         return self.known[key]
 
@@ -356,15 +355,15 @@ def _most(problem: Problem, devices: int, plan: Callable[[Problem], Placed]) -> 
     """The largest rate for which a plan has at most so many devices, to 2 % and up to RATE_TIMES
     that of the demand. Devices do not always rise with the rate, so that rates are tried downwards.
     """
-    demand, rate = problem.demand, problem.demand.rate_per_s * RATE_TIMES
-    while rate > demand.rate_per_s:
+    rate = problem.rate_per_s * RATE_TIMES
+    while rate > problem.rate_per_s:
         try:
-            if plan(problem.but(demand=replace(demand, rate_per_s=rate))).devices <= devices:
+            if plan(problem.but(rate_per_s=rate)).devices <= devices:
                 return rate
         except InvalidInput:
             pass  # The rate is above what can be planned or placed: a lower one may not be.
         rate /= 1.02
-    return demand.rate_per_s
+    return problem.rate_per_s
 
 
 Found = Mapping[Point, Mapping[str, Mapping[str, Cell]]]

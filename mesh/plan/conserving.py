@@ -74,7 +74,7 @@ def models(problem: Problem, lanes_max: int) -> Iterator[Placed]:
     """Plans of whole models, up to `lanes_max` of which share a device and its copy of the weights
     where the memory allows; each with the smallest and the largest batch that the mean allows.
     """
-    memory, slo_s = problem.table.device.memory_bytes, problem.demand.slo_s
+    memory, slo_s = problem.table.device.memory_bytes, problem.slo_s
     problem.least_of(problem.whole)  # checks the rate
     for devices in range(_least(problem, lanes_max), REPLICAS_MAX + 1):
         for lanes in range(1, lanes_max + 1):
@@ -97,7 +97,7 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     A server that is done takes what has come meanwhile, as one batch. Prompts that share a device
     wait as much longer by it as they would on servers as slow as when all share.
     """
-    rate, seconds = problem.demand.rate_per_s, problem.whole.seconds
+    rate, seconds = problem.rate_per_s, problem.whole.seconds
     alone_s = next(iter(seconds.values()))
     batch = _formed(rate, seconds, problem.yields, devices, lanes)
     if batch > batch_max:
@@ -182,19 +182,19 @@ def operators(
     them. Where they need as many, a plan counts if it takes less memory; else `fewest` itself does:
     a whole model is a plan of operators, too.
     """
-    demand, memory = problem.demand, problem.table.device.memory_bytes
+    slo_s, memory = problem.slo_s, problem.table.device.memory_bytes
     fewest_bytes, batch_max = fewest.memory_bytes(problem), problem.whole.choices[-1].batch
     numbers = range(_least(problem, LANES[-1]), fewest.devices + 1)
     for devices, margin, lanes in product(numbers, MARGINS, LANES):
         expected_s, batch = sojourn_s(problem, devices, lanes, batch_max)
-        if expected_s > demand.slo_s:
+        if expected_s > slo_s:
             continue
         slower = problem.but(conserving=True, stretched=lanes / problem.yields(batch)[lanes])
         least_s = slower.unloaded_s(slower.stations)
-        tight_s = least_s + (margin or 1.0) * (demand.slo_s - least_s)
+        tight_s = least_s + (margin or 1.0) * (slo_s - least_s)
         if tight_s <= least_s:
             continue
-        slower = slower.but(demand=replace(demand, slo_s=tight_s))
+        slower = slower.but(slo_s=tight_s)
         try:
             at_once = batch * lanes * devices if batch > 1 else 0.0
             plan = _spread(problem, planner(slower), devices, at_once, every=not margin)
@@ -211,7 +211,7 @@ def operators(
         expected_s = expected(slower, plan, placement, lanes)
         placed = Placed(plan=plan, placement=placement, expected_s=expected_s, lanes=lanes)
         fewer = devices < fewest.devices or placed.memory_bytes(problem) < fewest_bytes
-        if expected_s <= demand.slo_s and fewer:
+        if expected_s <= slo_s and fewer:
             yield placed
     yield fewest
 
@@ -233,7 +233,7 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
     for number, each in enumerate(plan.stations):
         choice = each.choice
         if each.replicas < devices:
-            own = slower.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
+            own = slower.rate_per_s / choice.batch * choice.service_s / each.replicas
             others = fmean(max(held[device], even) - own for device in placement[number])
             beside = min(max(others, 0.0) * slower.stretched, 1.0)
             partly = slower.but(stretched=1 + beside * (slower.stretched - 1))
@@ -253,7 +253,7 @@ def _lanes_s(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
     first of `n` ends after 2 / (n + 1) of that, as if they were evenly spread. Embedding and head
     hold lanes for a short time only: what they have left is not counted.
     """
-    devices, rate = devices_of(placement), slower.demand.rate_per_s
+    devices, rate = devices_of(placement), slower.rate_per_s
     layers = [
         (each.choice.service_s * slower.stretched, rate / each.batch, {*there})
         for each, there in zip(plan.stations, placement, strict=True)
@@ -296,14 +296,14 @@ def _least(problem: Problem, lanes: int) -> int:
     is below an iteration that is alone.
     """
     least_s = min(choice.service_s for choice in problem.whole.choices)
-    if least_s > problem.demand.slo_s:
+    if least_s > problem.slo_s:
         raise InvalidInput(
             f"an iteration takes {least_s * 1e3:.4g} ms unloaded, the SLO is "
-            f"{problem.demand.slo_s * 1e3:.4g} ms",
+            f"{problem.slo_s * 1e3:.4g} ms",
             hint="raise the SLO, or divide the model over more devices",
         )
     most = max(
         problem.yields(each.batch)[lanes] * each.batch / each.service_s
         for each in problem.whole.choices
     )
-    return math.floor(problem.demand.rate_per_s / most) + 1
+    return math.floor(problem.rate_per_s / most) + 1

@@ -23,7 +23,7 @@ from mesh.domain.slo import Slo
 from mesh.domain.values import dataclass, replace
 from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.conserving import service_s, token_s
-from mesh.plan.problem import Demand, sample_of
+from mesh.plan.problem import check_demand, sample_of
 from mesh.plan.queueing import shared_s
 
 USED_MAX = 0.8
@@ -171,7 +171,7 @@ def plan(
         raise InvalidInput(f"answers have {calls.answer_tokens:g} tokens; they must have 1 or more")
     calls = replace(calls, prompts=sample_of(calls.prompts))
     ttft_slo_s = fmean([slo.ttft_limit_s(tokens) for tokens in calls.prompts] or [slo.ttft_s])
-    Demand(rate_per_s=calls.rate_per_s, lengths=calls.prompts, slo_s=ttft_slo_s)  # checks them
+    check_demand(calls.rate_per_s, calls.prompts, ttft_slo_s)
     made: dict[tuple[int, int, float, float], _Work] = {}
 
     def work(host: Host, longer: float = 1.0) -> _Work:

@@ -54,7 +54,7 @@ def pieces_of(problem: Problem, plan: Plan) -> list[Piece]:
     found = []
     for number, each in enumerate(plan.stations):
         choice = each.choice
-        load = problem.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
+        load = problem.rate_per_s / choice.batch * choice.service_s / each.replicas
         kept = choice.weights_bytes + choice.kv_bytes
         piece = Piece(station=number, load=load, memory_bytes=kept)
         found += [piece] * each.replicas
@@ -104,7 +104,7 @@ def place_greedy(problem: Problem, plan: Plan) -> Placement:
             taken = held_bytes(choices, held[device] + Counter((number,)), None)
             if taken > memory:
                 continue
-            if rest_s + max(*times[number], slowed_s) + waits[number] > problem.demand.slo_s:
+            if rest_s + max(*times[number], slowed_s) + waits[number] > problem.slo_s:
                 continue
             free = 1 - taken / memory
             idle = 1 - (busy[device] + used[number]) / LANES_MAX

@@ -43,17 +43,16 @@ class _Options:
 def _options(problem: Problem, stations: Sequence[Station]) -> list[_Options]:
     """The options of each station. Raises InvalidInput where no number of replicas is enough."""
     options = [_Options(problem, station) for station in stations]
-    if problem.unloaded_s(stations) >= problem.demand.slo_s:
+    if problem.unloaded_s(stations) >= problem.slo_s:
         raise _infeasible(problem, options)
     return options
 
 
 def _infeasible(problem: Problem, options: Sequence[_Options]) -> InvalidInput:
     """An error that names an SLO which a plan keeps that has as many replicas as it may have."""
-    demand = problem.demand
     least_s = sum(each.at(REPLICAS_MAX // len(options))[0] for each in options)
     return InvalidInput(
-        f"no plan keeps {demand.slo_s * 1e3:.4g} ms at {demand.rate_per_s:g} a second; "
+        f"no plan keeps {problem.slo_s * 1e3:.4g} ms at {problem.rate_per_s:g} a second; "
         f"{math.ceil(least_s * 1e5) / 1e2:.2f} ms are feasible",
         hint="raise the SLO, or divide the model over more devices",
     )
@@ -78,7 +77,7 @@ def whole_plan(problem: Problem, replicas: int, batch: int) -> Plan:
 def plan_model(problem: Problem) -> Plan:
     """The fewest whole models that keep the SLO, with one size of batch."""
     options = _options(problem, (problem.whole,))
-    seconds, slo_s = options[0].at, problem.demand.slo_s
+    seconds, slo_s = options[0].at, problem.slo_s
     more = bisect_left(range(REPLICAS_MAX + 1), -slo_s, key=lambda more: -seconds(more)[0])
     if more > REPLICAS_MAX:
         raise _infeasible(problem, options)
@@ -92,7 +91,7 @@ def plan_operators(problem: Problem) -> Plan:
     cost follows station by station. A bound comes from adding the replica that helps most until the
     SLO is kept.
     """
-    slo_s, options = problem.demand.slo_s, _options(problem, problem.stations)
+    slo_s, options = problem.slo_s, _options(problem, problem.stations)
     most = _bound(problem, options)
     least_s = [0.0] + [math.inf] * most
     taken: list[list[int]] = []
@@ -111,7 +110,7 @@ def plan_operators(problem: Problem) -> Plan:
 
 def _bound(problem: Problem, options: Sequence[_Options]) -> int:
     """A number of replicas beyond the least with which some plan keeps the SLO."""
-    mores, slo_s = [0] * len(options), problem.demand.slo_s - ROUNDING_S
+    mores, slo_s = [0] * len(options), problem.slo_s - ROUNDING_S
     while sum(took_s := [one.at(n)[0] for one, n in zip(options, mores, strict=True)]) > slo_s:
         then_s = [one.at(n + 1)[0] for one, n in zip(options, mores, strict=True)]
         gains = [*map(sub, took_s, then_s)]
@@ -130,7 +129,7 @@ def plan_greedy(problem: Problem) -> Plan:
     gives up where replicas no longer help the operator with the longest sojourn, though others
     wait: then it raises InvalidInput for an SLO that `plan_operators` keeps.
     """
-    slo_s = problem.demand.slo_s
+    slo_s = problem.slo_s
     _options(problem, problem.stations)
 
     @cache
@@ -190,6 +189,6 @@ def plan_brute(problem: Problem) -> Plan:
             for taken in combinations_with_replacement(numbers, more)
             for mores in ([*map(taken.count, numbers)],)
         )
-        if best[0] <= problem.demand.slo_s:
+        if best[0] <= problem.slo_s:
             break
     return _plan_of(options, best[1])

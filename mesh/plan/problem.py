@@ -1,8 +1,9 @@
 """What is to be planned, what a plan is, and how long an iteration takes by it.
 
-A problem is a table of operators, a demand and a way of counting. A plan says for each station (an
-operator, or a whole model) how many replicas it has and how large its batches are. Before:
-`mesh.domain.operators`. After: `mesh.plan.planners`, which look for plans, `mesh.plan.placement`.
+A problem is a table of operators, a demand (the requests that come, and their SLO) and a way of
+counting. A plan says for each station (an operator, or a whole model) how many replicas it has and
+how large its batches are. Before: `mesh.domain.operators`. After: `mesh.plan.planners`, which look
+for plans, `mesh.plan.placement`.
 """
 
 import dataclasses
@@ -25,29 +26,17 @@ LANES_MAX = 4
 """How many iterations share a device at most: the curves know no shares below a quarter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """The requests that come, and the time in which an iteration is to be over.
-
-    `rate_per_s` counts prompts, or tokens when decoding; `lengths` are equally likely prompts, or
-    contexts. Raises InvalidInput for what nothing can be planned for.
-    """
-
-    rate_per_s: float
-    lengths: tuple[int, ...]
-    slo_s: float
-    batches: tuple[int, ...] = (1, 2, 4, 8)
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate_per_s) and self.rate_per_s > 0):
-            raise InvalidInput(f"the rate is {self.rate_per_s:g} a second; it must be above 0")
-        if not (math.isfinite(self.slo_s) and self.slo_s > 0):
-            raise InvalidInput(f"the SLO is {self.slo_s:g} s; it must be above 0")
-        if not self.lengths or min(self.lengths) < 1:
-            raise InvalidInput(
-                "the demand has no lengths, or one below 1 token",
-                hint="a trace to plan for must tell how long its prompts and answers are",
-            )
+def check_demand(rate_per_s: float, lengths: Sequence[int], slo_s: float) -> None:
+    """Raise InvalidInput for requests that nothing can be planned for."""
+    if not (math.isfinite(rate_per_s) and rate_per_s > 0):
+        raise InvalidInput(f"the rate is {rate_per_s:g} a second; it must be above 0")
+    if not (math.isfinite(slo_s) and slo_s > 0):
+        raise InvalidInput(f"the SLO is {slo_s:g} s; it must be above 0")
+    if not lengths or min(lengths) < 1:
+        raise InvalidInput(
+            "the demand has no lengths, or one below 1 token",
+            hint="a trace to plan for must tell how long its prompts and answers are",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,16 +111,25 @@ class Problem:
     """A table and a demand, counted in the paper's way or, with `conserving`, so that services vary
     as the lengths do and take `stretched` times as long, since others share the device.
 
-    A request takes as long as its batch (equation 3; line 8 of algorithm 1 divides by the size).
+    `rate_per_s` counts prompts, or tokens when decoding; `lengths` are equally likely prompts, or
+    contexts; an iteration is to be over in `slo_s`. A request takes as long as its batch (equation
+    3; line 8 of algorithm 1 divides by the size). Raises InvalidInput for what nothing can be
+    planned for.
     """
 
     table: OperatorTable
-    demand: Demand
+    rate_per_s: float
+    lengths: tuple[int, ...]
+    slo_s: float
+    batches: tuple[int, ...] = (1, 2, 4, 8)
     conserving: bool = False
     stretched: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_demand(self.rate_per_s, self.lengths, self.slo_s)
+
     def but(self, **changes: Any) -> "Problem":
-        """The problem with other fields. Lengths and batches stay, and so do the stations made."""
+        """The problem with another rate, SLO or way of counting: the stations stay as made."""
         made = dataclasses.replace(self, **changes)
         kept = ("stations", "whole", "variation")
         vars(made).update({name: each for name, each in vars(self).items() if name in kept})
@@ -150,11 +148,11 @@ class Problem:
     @cached_property
     def variation(self) -> float:
         """The squared coefficient of variation of services."""
-        single = [self.table.seconds((length,)) for length in self.demand.lengths]
+        single = [self.table.seconds((length,)) for length in self.lengths]
         return max(fmean([each**2 for each in single]) / fmean(single) ** 2 - 1, 0.0)
 
     def _station(self, operators: tuple[Operator, ...]) -> Station:
-        every = [self._choice(operators, size) for size in self.demand.batches]
+        every = [self._choice(operators, size) for size in self.batches]
         memory = self.table.device.memory_bytes
         if not (fit := [each for each in every if each.memory_bytes <= memory]):
             least = min(each.memory_bytes for each in every)
@@ -167,8 +165,8 @@ class Problem:
 
     def _choice(self, operators: tuple[Operator, ...], batch: int) -> Choice:
         phase, device, last = self.table.phase, self.table.device, operators[-1]
-        drawn = [(length,) * batch for length in self.demand.lengths]
-        tokens = round(batch * fmean(self.demand.lengths))
+        drawn = [(length,) * batch for length in self.lengths]
+        tokens = round(batch * fmean(self.lengths))
         rows = [each.rows(phase, (tokens // batch,) * batch) for each in operators]
         moved = last.output_bytes_per_row * rows[-1] / device.link_bytes_per_s
         stays = len(operators) > 1 or last.role is Role.HEAD
@@ -187,7 +185,7 @@ class Problem:
     def curve(self, batch: float) -> ShareCurve:
         """The curve of iterations with such batches."""
         decode = self.table.phase is Phase.DECODE
-        return self.table.curve(batch if decode else batch * fmean(self.demand.lengths))
+        return self.table.curve(batch if decode else batch * fmean(self.lengths))
 
     def yields(self, batch: float) -> tuple[float, ...]:
         """What a device yields, by the number of such iterations that share it."""
@@ -204,7 +202,7 @@ class Problem:
 
     def load(self, choice: Choice) -> float:
         """Seconds of service that come in a second: more replicas than that must be there."""
-        return self.demand.rate_per_s / choice.batch * choice.service_s * self.stretched
+        return self.rate_per_s / choice.batch * choice.service_s * self.stretched
 
     def least_replicas(self, choice: Choice) -> int:
         """The fewest replicas with which a station keeps up."""
@@ -218,7 +216,7 @@ class Problem:
         if least > REPLICAS_MAX:
             raise InvalidInput(
                 f"{station.roles[0]} would need {least} replicas for "
-                f"{self.demand.rate_per_s:g} a second; at most {REPLICAS_MAX} are planned",
+                f"{self.rate_per_s:g} a second; at most {REPLICAS_MAX} are planned",
                 hint="plan for a lower rate",
             )
         return least
@@ -226,7 +224,7 @@ class Problem:
     def sojourn_s(self, choice: Choice, replicas: int) -> float:
         """Mean seconds at a station, with the transfer from it (a term of eq. 3)."""
         service_s = choice.service_s * self.stretched
-        rate = self.demand.rate_per_s / choice.batch
+        rate = self.rate_per_s / choice.batch
         # By equation 1 services have no memory, and so a variation of 1.
         variation = self.variation if self.conserving else 1.0
         waited = wait_s(rate, service_s, replicas, variation)

@@ -39,7 +39,7 @@ def test_points_are_those_of_the_papers_figures() -> None:
     }
     longest = next(of for of in every if of.figure == "length qwen2-7b" and of.name == "65536")
     assert longest.rate_per_s < 1.0
-    sizes = [of.problem().demand.slo_s for of in every if of.figure == "size"]
+    sizes = [of.problem().slo_s for of in every if of.figure == "size"]
     assert len(set(sizes)) == 1, "all sizes have one SLO"
     decodes = [of for of in every if of.phase is Phase.DECODE]
     assert [of.name.split()[0] for of in decodes] == [
@@ -48,7 +48,7 @@ def test_points_are_those_of_the_papers_figures() -> None:
     assert len(points(quick=True)) < len(every)
     faster = points(device="h100")
     assert {point.device for point in faster} == {"h100"}
-    assert faster[-1].problem().demand.slo_s < every[-1].problem().demand.slo_s / 2
+    assert faster[-1].problem().slo_s < every[-1].problem().slo_s / 2
 
 
 def test_a_point_is_planned_and_executed_in_both_ways() -> None:
@@ -80,7 +80,7 @@ def test_the_largest_rate_is_found_though_devices_fall_with_it() -> None:
     problem = SMALL.problem()
 
     def planned(at: Problem) -> Placed:
-        rate = at.demand.rate_per_s
+        rate = at.rate_per_s
         if rate > 30:
             raise InvalidInput("too much")
         placement = (tuple(range(3 if 15 < rate < 20 else 2)),)

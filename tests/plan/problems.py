@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mesh.domain.operators import OperatorTable, Phase, Role
 from mesh.domain.profile import Grid
-from mesh.plan.problem import Demand, Problem, slo_of
+from mesh.plan.problem import Problem, slo_of
 from mesh.sim.operators.tables import operator_table
 
 
@@ -17,13 +17,13 @@ def known(
 ) -> Problem:
     """Prompts of one length."""
     table = operator_table(model, Phase.PREFILL)
-    demand = Demand(
+    return Problem(
+        table=table,
         rate_per_s=rate_per_s,
         lengths=(tokens,),
         slo_s=slo_of(table, (tokens,), times),
         batches=batches,
     )
-    return Problem(table=table, demand=demand)
 
 
 def whole_load(problem: Problem) -> float:
@@ -46,4 +46,4 @@ def made_up(seconds: list[float], rate_per_s: float, slo_s: float) -> Problem:
     order = sorted(table.operators, key=lambda of: of.role in (Role.ATTENTION, Role.HEAD))
     operators = tuple(replace(of, repeats=1, prefill=grid()) for of in order)
     changed: OperatorTable = replace(table, operators=operators)
-    return Problem(table=changed, demand=replace(problem.demand, slo_s=slo_s))
+    return replace(problem, table=changed, slo_s=slo_s)

@@ -117,7 +117,7 @@ def test_conserving_candidates_take_no_more_than_devices_yield() -> None:
     yields = problem.yields(1)
     first = next(models(problem, 1))
     assert first.devices > load
-    assert first.expected_s <= problem.demand.slo_s
+    assert first.expected_s <= problem.slo_s
     every = list(operators(problem, plan_operators, first))
     assert every[-1] is first
     assert [one.devices for one in every] == sorted(one.devices for one in every)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.errors import InvalidInput
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators
-from mesh.plan.problem import Demand, Plan, Problem
+from mesh.plan.problem import Plan, Problem
 from tests.plan.problems import known, made_up
 
 SECONDS = st.lists(st.floats(0.01, 0.4), min_size=2, max_size=4)
@@ -19,7 +19,7 @@ SECONDS = st.lists(st.floats(0.01, 0.4), min_size=2, max_size=4)
 def kept(problem: Problem, plan: Plan) -> bool:
     """Each station has the replicas that its load takes, and the iteration keeps the SLO."""
     assert all(each.replicas > problem.load(each.choice) for each in plan.stations)
-    return problem.expected_s(plan) <= problem.demand.slo_s + 1e-9
+    return problem.expected_s(plan) <= problem.slo_s + 1e-9
 
 
 @settings(deadline=None, max_examples=20)
@@ -28,7 +28,7 @@ def test_the_exact_plan_is_that_of_trying_all(
     seconds: list[float], rate: float, times: float
 ) -> None:
     problem = made_up(seconds, rate, sum(seconds) * times + 0.01)
-    assume(problem.unloaded_s(problem.stations) < problem.demand.slo_s)
+    assume(problem.unloaded_s(problem.stations) < problem.slo_s)
     exact = plan_operators(problem)
     assert kept(problem, exact)
     if (tried := found(plan_brute, problem)) is not None:
@@ -71,7 +71,7 @@ def test_trying_all_tries_batches_and_replicas_one_by_one() -> None:
     best = min(
         sum(replicas for replicas, _ in taken)
         for taken in product(*options)
-        if sum(seconds for _, seconds in taken) + other_s <= problem.demand.slo_s
+        if sum(seconds for _, seconds in taken) + other_s <= problem.slo_s
     )
     assert plan_brute(problem).sum_r == plan_operators(problem).sum_r == best + len(rest)
 
@@ -91,14 +91,14 @@ def test_what_cannot_be_planned_is_said_with_the_least_that_can() -> None:
     problem = known(40, 2048, times=3)
     for planner in (plan_model, plan_operators, plan_greedy, plan_brute):
         with pytest.raises(InvalidInput, match="ms are feasible") as said:
-            planner(replace(problem, demand=replace(problem.demand, slo_s=0.1)))
+            planner(replace(problem, slo_s=0.1))
         least_s = float(str(said.value).split("; ")[1].split()[0]) / 1e3
         exact = plan_model if planner is plan_model else plan_operators
-        least = replace(problem, demand=replace(problem.demand, slo_s=least_s))
+        least = replace(problem, slo_s=least_s)
         assert kept(least, exact(least))
     for planner in (plan_model, plan_operators, plan_greedy, plan_brute):
         with pytest.raises(InvalidInput, match="at most 1024 are planned"):
-            planner(replace(problem, demand=replace(problem.demand, rate_per_s=1e5)))
+            planner(replace(problem, rate_per_s=1e5))
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidInput, match="above 0"):
-            Demand(rate_per_s=1.0, lengths=(1,), slo_s=wrong)
+            replace(problem, slo_s=wrong)

@@ -11,7 +11,7 @@ from mesh.domain.operators import Phase
 from mesh.plan.conserving import Placed, models, operators
 from mesh.plan.placement import Placement, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import plan_operators, whole_plan
-from mesh.plan.problem import Demand, Plan, Problem, Staffed, batches_of, held_bytes
+from mesh.plan.problem import Plan, Problem, Staffed, batches_of, held_bytes
 from mesh.sim.operators.execution import Executed, Execution, Request, poisson
 from mesh.sim.operators.tables import operator_table
 from tests.plan.problems import known
@@ -51,8 +51,8 @@ def ran(
 
 def decoding(rate: float, context: int, slo_s: float, batches: tuple[int, ...]) -> Problem:
     """Tokens of Qwen2-7B."""
-    demand = Demand(rate_per_s=rate, lengths=(context,), slo_s=slo_s, batches=batches)
-    return Problem(table=operator_table("qwen2-7b", Phase.DECODE), demand=demand)
+    table = operator_table("qwen2-7b", Phase.DECODE)
+    return Problem(table=table, rate_per_s=rate, lengths=(context,), slo_s=slo_s, batches=batches)
 
 
 def test_one_request_takes_what_its_operators_take() -> None:
@@ -251,6 +251,6 @@ def test_a_paper_plan_that_has_too_little_device_time_misses() -> None:
     placement = place_conserving(pieces_of(problem, plan), 2.0, 72 * 10**9, 4)
     assert placement is not None
     execution = Execution(
-        problem.table, plan, placement, slo_s=problem.demand.slo_s, visits=1, misses_max=100
+        problem.table, plan, placement, slo_s=problem.slo_s, visits=1, misses_max=100
     )
     assert execution.run(poisson(40.0, (2048,), 200, 1)).met < 0.5
