@@ -166,7 +166,7 @@ class DeviceClass:
 class OperatorTable:
     """The operators of one model on a group of `devices` like `device`, and how sharing lengthens.
 
-    Raises InvalidInput for operators that are missing, or there twice, or of no model.
+    Raises InvalidInput for operators that are missing, or of no model.
     """
 
     model: str
@@ -206,19 +206,18 @@ class OperatorTable:
 
 
 def check_roles(model: str, roles: Sequence[str]) -> None:
-    """Raise InvalidInput unless these are the operators of a model, each once."""
-    if unknown := [role for role in roles if role not in [*Role]]:
+    """Raise InvalidInput unless these are the operators of a dense model, or of a mixture."""
+    mixture = Role.EXPERTS in roles
+    wanted = MIXTURE if mixture else DENSE
+    known = [role for role in Role if role in wanted or (mixture and role is Role.SHARED_EXPERT)]
+    if unknown := [role for role in roles if role not in known]:
+        kind = "mixture of experts" if mixture else "dense model"
         raise InvalidInput(
-            f"{model}: there is no operator {unknown[0]!r}", hint=f"known are {', '.join(Role)}"
+            f"{model}: a {kind} has no operator {str(unknown[0])!r}",
+            hint=f"known are {', '.join(known)}",
         )
-    if twice := [role for role in Role if roles.count(role) > 1]:
-        raise InvalidInput(f"{model}: the operator {twice[0]} is there twice")
-    wanted = MIXTURE if Role.EXPERTS in roles else DENSE
-    if missing := [role for role in Role if role in wanted and role not in roles]:
+    if missing := [role for role in known if role in wanted and role not in roles]:
         raise InvalidInput(
             f"{model}: the table lacks {', '.join(missing)}",
             hint="an iteration cannot be summed without them",
         )
-    beside = {Role.SHARED_EXPERT} if wanted is MIXTURE else set()
-    if more := [role for role in Role if role in roles and role not in wanted | beside]:
-        raise InvalidInput(f"{model}: {more[0]} belongs to another kind of model")
