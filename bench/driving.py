@@ -9,6 +9,9 @@ from dataclasses import replace
 from itertools import count
 
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import Grid, Profile
+from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, LoadOrder, StepResult
 from mesh.runtime.engine import Engine
@@ -48,6 +51,23 @@ def request(
         request_id=RequestId(name),
         prompt_tokens=tuple(prompt),
         sampling=replace(sampling, max_tokens=max_tokens, ignore_eos=True, seed=1),
+    )
+
+
+def profile_of(info: ModelInfo, footprint: Footprint, prefill: Grid, decode: Grid) -> Profile:
+    """The profile of a model that was measured here."""
+    return Profile(
+        model_id=info.model_id,
+        device=DeviceKind.CPU,
+        fingerprint="here",
+        hardware="here",
+        cores=0,
+        parameters=info.parameters,
+        mixture=info.mixture,
+        weights_bytes=footprint.weights_bytes,
+        kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
+        prefill=prefill,
+        decode=decode,
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from bench.demo_model import stored_model
-from bench.driving import INSTANCE, LoadedModel
+from bench.driving import INSTANCE, LoadedModel, profile_of
 from bench.harness import Report, Table, show_status
 from bench.weights import LLAMA_1B, model_of_zeros
 from mesh.compute.operators import OperatorSurvey, iteration_s
@@ -30,7 +30,6 @@ from mesh.compute.survey import undisturbed_s
 from mesh.compute.times import Times
 from mesh.domain.ids import ModelId
 from mesh.domain.profile import REST, IterationShape, OperatorTimes, Profile
-from mesh.domain.reasons import DeviceKind
 from mesh_loader.store import StoredModel
 from mesh_nodes.energy import energy_counter
 from mesh_nodes.engines.openvino.architecture import read_architecture
@@ -130,20 +129,12 @@ def _count(name: str, stored: StoredModel, chunk_tokens: int) -> Counted:
     between = [s for s in (*BETWEEN, *MIXED) if s.prefill_tokens <= chunk_tokens]
     taken = _taken(name, engine, [*shapes, *between])
     prefill, decode = survey.grids(taken.__getitem__)
-    footprint, inner = model.footprint, read_architecture(stored.path).intermediate_size
-    profile = Profile(
-        model_id=ModelId(name),
-        device=DeviceKind.CPU,
-        fingerprint="here",
-        hardware="here",
-        cores=0,
-        parameters=stored.info.parameters,
-        weights_bytes=footprint.at_context(0).weights_bytes,
-        kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
-        prefill=prefill,
-        decode=decode,
+    inner = read_architecture(stored.path).intermediate_size
+    info = replace(stored.info, model_id=ModelId(name), intermediate_size=inner)
+    profile = replace(
+        profile_of(info, model.footprint.at_context(0), prefill, decode),
         operators=survey.operators(prefill, decode),
-        widths=replace(stored.info, intermediate_size=inner).widths,
+        widths=info.widths,
     )
     mixed, errors = Times(profile), {}
     for s in between:

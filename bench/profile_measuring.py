@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, log
 from statistics import median
@@ -25,7 +25,6 @@ from mesh.core.node.priming import to_prime
 from mesh.domain.ids import RequestId
 from mesh.domain.limits import PREFILL_TOKENS_MAX, NodeLimits
 from mesh.domain.profile import IterationShape, Profile
-from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import StepResult
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
@@ -367,19 +366,8 @@ class Measuring:
             self._note(f"survey: {100 * survey.share:.0f} %")
         took_s = time.perf_counter() - start_s
         prefill, decode = survey.grids()
-        footprint, info = self._model.footprint, self._model.info
-        profile = Profile(
-            model_id=info.model_id,
-            device=DeviceKind.CPU,
-            fingerprint="here",
-            hardware="here",
-            cores=0,
-            parameters=info.parameters,
-            mixture=info.mixture,
-            weights_bytes=footprint.weights_bytes,
-            kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
-            prefill=prefill,
-            decode=decode,
+        profile = replace(
+            driving.profile_of(self._model.info, self._model.footprint, prefill, decode),
             measured_s=survey.measured_s,
         )
         return Surveyed(profile=profile, shapes=len(shapes), took_s=took_s)
