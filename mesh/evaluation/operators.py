@@ -22,7 +22,7 @@ from mesh.plan import conserving
 from mesh.plan.conserving import Placed
 from mesh.plan.placement import place_greedy, place_whole
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators, whole_plan
-from mesh.plan.problem import LANES_MAX, SAMPLE, Problem, batches_of, sample_of, slo_of
+from mesh.plan.problem import LANES_MAX, SAMPLE, Problem, sample_of, slo_of
 from mesh.sim.operators.execution import Executed, Execution, poisson
 from mesh.sim.operators.tables import DEVICES, operator_table
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
@@ -87,7 +87,6 @@ class Point:
             rate_per_s=self.rate_per_s,
             lengths=self.lengths,
             slo_s=slo_of(like, self.lengths, self.slo_times),
-            batches=batches_of(self.phase),
         )
 
 

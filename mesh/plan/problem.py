@@ -24,6 +24,8 @@ SAMPLE = 16
 """How many quantiles stand for a distribution of lengths."""
 LANES_MAX = 4
 """How many iterations share a device at most: the curves know no shares below a quarter."""
+BATCHES = {Phase.PREFILL: (1, 2, 4, 8), Phase.DECODE: tuple(2**n for n in range(9))}
+"""Sizes of batches: prompts fill a device by few, tokens by many."""
 
 
 def check_demand(rate_per_s: float, lengths: Sequence[int], slo_s: float) -> None:
@@ -121,7 +123,8 @@ class Problem:
     rate_per_s: float
     lengths: tuple[int, ...]
     slo_s: float
-    batches: tuple[int, ...] = (1, 2, 4, 8)
+    batches: tuple[int, ...] = ()
+    """The sizes to choose from; empty for those of the phase."""
     conserving: bool = False
     stretched: float = 1.0
 
@@ -152,7 +155,8 @@ class Problem:
         return max(fmean([each**2 for each in single]) / fmean(single) ** 2 - 1, 0.0)
 
     def _station(self, operators: tuple[Operator, ...]) -> Station:
-        every = [self._choice(operators, size) for size in self.batches]
+        batches = self.batches or BATCHES[self.table.phase]
+        every = [self._choice(operators, batch) for batch in batches]
         memory = self.table.device.memory_bytes
         if not (fit := [each for each in every if each.memory_bytes <= memory]):
             least = min(each.memory_bytes for each in every)
@@ -268,8 +272,3 @@ def sample_of(lengths: Sequence[int]) -> tuple[int, ...]:
     """Quantiles of lengths, at most SAMPLE."""
     ordered, count = sorted(lengths), min(len(lengths), SAMPLE)
     return tuple(ordered[(2 * n + 1) * len(ordered) // (2 * count)] for n in range(count))
-
-
-def batches_of(phase: Phase) -> tuple[int, ...]:
-    """The sizes to choose from: prompts fill a device by few, tokens by many."""
-    return (1, 2, 4, 8) if phase is Phase.PREFILL else tuple(2**n for n in range(9))

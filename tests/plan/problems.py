@@ -13,17 +13,12 @@ def known(
     tokens: int = 2048,
     model: str = "qwen2-7b",
     times: float = 2.0,
-    batches: tuple[int, ...] = (1, 2, 4, 8),
+    phase: Phase = Phase.PREFILL,
 ) -> Problem:
-    """Prompts of one length."""
-    table = operator_table(model, Phase.PREFILL)
-    return Problem(
-        table=table,
-        rate_per_s=rate_per_s,
-        lengths=(tokens,),
-        slo_s=slo_of(table, (tokens,), times),
-        batches=batches,
-    )
+    """Prompts, or contexts, of one length."""
+    table = operator_table(model, phase)
+    slo_s = slo_of(table, (tokens,), times)
+    return Problem(table=table, rate_per_s=rate_per_s, lengths=(tokens,), slo_s=slo_s)
 
 
 def whole_load(problem: Problem) -> float:
@@ -35,7 +30,7 @@ def made_up(seconds: list[float], rate_per_s: float, slo_s: float) -> Problem:
     """The first operators of a model take `seconds` for a prompt and a twentieth more for each
     further one of a batch; the others next to nothing.
     """
-    problem = known(rate_per_s, batches=(1, 2))
+    problem = known(rate_per_s)
     table = problem.table
     each = iter(seconds)
 
@@ -46,4 +41,4 @@ def made_up(seconds: list[float], rate_per_s: float, slo_s: float) -> Problem:
     order = sorted(table.operators, key=lambda of: of.role in (Role.ATTENTION, Role.HEAD))
     operators = tuple(replace(of, repeats=1, prefill=grid()) for of in order)
     changed: OperatorTable = replace(table, operators=operators)
-    return replace(problem, table=changed, slo_s=slo_s)
+    return replace(problem, table=changed, slo_s=slo_s, batches=(1, 2))

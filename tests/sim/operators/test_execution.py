@@ -1,6 +1,7 @@
 """Executed plans: time and memory are conserved, and known queues come out."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,8 @@ from mesh.domain.operators import Phase
 from mesh.plan.conserving import Placed, models, operators
 from mesh.plan.placement import Placement, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import plan_operators, whole_plan
-from mesh.plan.problem import Plan, Problem, Staffed, batches_of, held_bytes
+from mesh.plan.problem import Plan, Problem, Staffed, held_bytes
 from mesh.sim.operators.execution import Executed, Execution, Request, poisson
-from mesh.sim.operators.tables import operator_table
 from tests.plan.problems import known
 
 
@@ -47,12 +47,6 @@ def ran(
     at = everywhere(plan) if at is None else at
     execution = Execution(problem.table, plan, at, slo_s=1.0, lanes=lanes, visits=visits)
     return execution.run(requests, warm)
-
-
-def decoding(rate: float, context: int, slo_s: float, batches: tuple[int, ...]) -> Problem:
-    """Tokens of Qwen2-7B."""
-    table = operator_table("qwen2-7b", Phase.DECODE)
-    return Problem(table=table, rate_per_s=rate, lengths=(context,), slo_s=slo_s, batches=batches)
 
 
 def test_one_request_takes_what_its_operators_take() -> None:
@@ -140,7 +134,7 @@ def test_the_number_of_turns_hardly_matters() -> None:
 
 def test_sequences_decode_where_their_kv_cache_is() -> None:
     """Eight at once, in one batch: each pass takes a decode of eight, 32 times."""
-    problem = decoding(1000, 1024, 1.0, batches_of(Phase.DECODE))
+    problem = known(1000, 1024, phase=Phase.DECODE)
     plan = whole_plan(problem, 1, 8)
     requests = [Request(at_s=0.0, tokens=1024, passes=32)] * 9
     done = ran(problem, plan, requests[:8])
@@ -197,7 +191,7 @@ def test_no_device_holds_more_than_its_memory() -> None:
     """KV cache of 60 sequences of 16,384 tokens takes 56 GB beside 15 GB of weights: who comes to
     more of them waits. Prompts at work hold their activations, too.
     """
-    problem = decoding(100, 16384, 1.0, (32,))
+    problem = known(100, 16384, phase=Phase.DECODE)
     plan, memory_bytes = whole_plan(problem, 1, 32), problem.table.device.memory_bytes
     requests = [Request(at_s=0.0, tokens=16384, passes=4)] * 150
     done = ran(problem, plan, requests)
@@ -218,7 +212,7 @@ def test_tokens_take_as_long_as_expected() -> None:
     forms. In more turns it takes as long.
     """
     rate = 2_000.0
-    problem = decoding(rate, 1024, 0.03, batches_of(Phase.DECODE))
+    problem = replace(known(rate, 1024, phase=Phase.DECODE), slo_s=0.03)
     whole = next(models(problem, 1))
     more = next(placed for placed in models(problem, 1) if placed.devices > whole.devices)
     single = next(operators(problem, plan_operators, more))
