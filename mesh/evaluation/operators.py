@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.operators import OperatorTable, Phase
+from mesh.domain.operators import Phase
 from mesh.domain.values import dataclass, replace
 from mesh.plan import conserving
 from mesh.plan.conserving import Placed
@@ -76,18 +76,13 @@ class Point:
     """The model whose unloaded iteration the SLO is a multiple of; empty for its own."""
     device: str = DEVICES[0]
 
-    def table(self) -> OperatorTable:
-        return operator_table(self.model, self.phase, device=self.device)
-
     def problem(self) -> Problem:
-        table = self.table()
-        like = replace(self, model=self.slo_of).table() if self.slo_of else table
-        return Problem(
-            table=table,
-            rate_per_s=self.rate_per_s,
-            lengths=self.lengths,
-            slo_s=slo_of(like, self.lengths, self.slo_times),
+        table, like = (
+            operator_table(model, self.phase, device=self.device)
+            for model in (self.model, self.slo_of or self.model)
         )
+        slo_s = slo_of(like, self.lengths, self.slo_times)
+        return Problem(table=table, rate_per_s=self.rate_per_s, lengths=self.lengths, slo_s=slo_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +129,9 @@ def _at_rate(figure: str, model: str, rate: float) -> Point:
 
 
 def _of_length(model: str, tokens: int, device: str) -> Point:
-    one = Point(figure=f"length {model}", name=str(tokens), model=model, lengths=(tokens,))
-    work_s = replace(one, device=device).table().seconds((tokens,))
-    return replace(one, rate_per_s=round(min(40.0, LOAD_MAX / work_s), 3))
+    work_s = operator_table(model, Phase.PREFILL, device=device).seconds((tokens,))
+    rate, of = round(min(40.0, LOAD_MAX / work_s), 3), f"length {model}"
+    return Point(figure=of, name=str(tokens), model=model, lengths=(tokens,), rate_per_s=rate)
 
 
 def _over_phases() -> Iterable[Point]:
