@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.errors import InvalidInput
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators
-from mesh.plan.problem import Plan, Problem
+from mesh.plan.problem import Choice, Plan, Problem
 from tests.plan.problems import known, made_up
 
 SECONDS = st.lists(st.floats(0.01, 0.4), min_size=2, max_size=4)
@@ -85,6 +85,25 @@ def test_the_papers_baseline_and_its_operators(tokens: int, rate: float, models:
     assert kept(problem, operators)
     assert operators.sum_r < whole.sum_r / 3
     assert problem.energy_j(operators) < problem.energy_j(whole)
+
+
+def test_whole_models_for_an_slo_that_is_barely_feasible_are_found_by_few_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = known(1000)
+    barely = replace(problem, slo_s=problem.unloaded_s((problem.whole,)) + 1e-9)
+    tried: list[int] = []
+    sojourn_s = Problem.sojourn_s
+
+    def counted_s(asked: Problem, choice: Choice, replicas: int) -> float:
+        tried.append(replicas)
+        return sojourn_s(asked, choice, replicas)
+
+    monkeypatch.setattr(Problem, "sojourn_s", counted_s)
+    (staffed,) = plan_model(barely).stations
+    assert staffed.replicas > 1.3 * barely.load(staffed.choice)
+    assert len({*tried}) <= 12
+    assert staffed.replicas - 1 in tried
 
 
 def test_what_cannot_be_planned_is_said_with_the_least_that_can() -> None:
