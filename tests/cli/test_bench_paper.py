@@ -107,7 +107,7 @@ def test_tables_page_and_plots_are_written(tmp_path: Path) -> None:
         (("--cells", "7B/16"), 2, "7B/16"),
         (("--trace", "absent.csv"), 1, "absent.csv"),
         (("--duration", "0"), 2, "duration"),
-        (("--html", "absent/paper.html"), 1, "absent"),
+        (("--html", "absent/paper.html"), 2, "absent"),
     ],
 )
 def test_failures_are_two_lines(arguments: tuple[str, ...], code: int, named: str) -> None:
