@@ -1,12 +1,12 @@
 """Plans for the nodes of a live cell: how many instances of a whole model, on which nodes, in what
 batches, and what callers are to expect of them.
 
-A replica is an instance alone on a node, whose time its prompts and its tokens share, counted once:
-`conserving`. Prompts wait as in M/G/1, tokens come in the batches that form, and calls join an
-instance that computes before one that rests, as the policies have it. No engine here runs single
-operators on other devices, so that nothing smaller than a model is planned. Before: the controller
-core, which knows nodes, profiles and calls. After: `replicas_min`, or what `spec.scaling.plan` has
-loaded ahead.
+A replica is an instance that has what other deployments leave of a node's time. Its prompts and its
+tokens share that, counted once: `conserving`. Prompts wait as in M/G/1, tokens come in the batches
+that form, and calls join an instance that computes before one that rests, as the policies have it.
+No engine here runs single operators on other devices, so that nothing smaller than a model is
+planned. Before: the controller core, which knows nodes, profiles and calls. After: `replicas_min`,
+or what `spec.scaling.plan` has loaded ahead.
 """
 
 import math
@@ -48,6 +48,8 @@ class Host:
     """How many sequences its engine, the policy and its memory allow at a time."""
     factor: float = 1.0
     """How many times as long as the profile says its last iterations took."""
+    left_share: float = 1.0
+    """The share of its time that other deployments leave."""
     error: float | None = None
     """By what share predictions of its last iterations were off (p95); `None` without any."""
     power: Power | None = None
@@ -71,7 +73,8 @@ class _Work:
     ) -> None:
         self.expected = cache(self._fixed_point)
         """What calls are to expect at so many a second."""
-        self._times, self._prompts = Times(host.profile, host.factor * longer), calls.prompts
+        longer *= host.factor / host.left_share
+        self._times, self._prompts = Times(host.profile, longer), calls.prompts
         self._chunk_tokens = chunk_tokens
         alone_s = [self._prompt_s(tokens, 0) for tokens in calls.prompts]
         self.prompt_s = fmean(alone_s)
@@ -172,11 +175,11 @@ def plan(
     calls = replace(calls, prompts=sample_of(calls.prompts))
     ttft_slo_s = fmean([slo.ttft_limit_s(tokens) for tokens in calls.prompts] or [slo.ttft_s])
     check_demand(calls.rate_per_s, calls.prompts, ttft_slo_s)
-    made: dict[tuple[int, int, float, float], _Work] = {}
+    made: dict[tuple[int, int, float, float, float], _Work] = {}
 
     def work(host: Host, longer: float = 1.0) -> _Work:
         """Its work, made once for hosts that are alike: a cell has a hundred nodes of one kind."""
-        like = id(host.profile), host.batch_max, host.factor, longer
+        like = id(host.profile), host.batch_max, host.factor, host.left_share, longer
         if like not in made:
             made[like] = _Work(host, calls, slo, chunk_tokens, longer)
         return made[like]
@@ -188,7 +191,10 @@ def plan(
     if not able:
         ttft_s = min(work(host).prompt_s for host in hosts)
         tpot_s = min(work(host).token_s for host in hosts)
-        return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, "unloaded")
+        where = "unloaded"
+        if any(host.left_share < 1.0 for host in hosts):
+            where += ", in the time that other deployments leave,"
+        return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, where)
     most = min(len(able), replicas_max)
     found, carries = none, list[InstancePlan]()
     for count in range(1, most + 1):
@@ -244,7 +250,7 @@ def _planned(
                 times = [*map(min, times, 2 * (ttft_slo_s, slo.tpot_s))]
             share = rate_per_s / calls.rate_per_s
             means = [mean + share * one for mean, one in zip(means, times, strict=True)]
-            busy = found.busy
+            busy = found.busy * host.left_share
         watts += host.power.joules(1.0, busy) if host.power is not None else 0.0
     known = all(host.power is not None for host in hosts)
     return InstancePlan(

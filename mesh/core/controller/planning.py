@@ -99,6 +99,7 @@ def _host(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, calls: Arr
         profile=ctx.cell.profile_on(node, entry.made),
         batch_max=max(min(batch_max(ctx, entry, node), fit), 1),
         factor=1.0 if there is None else there.correction.factor(ctx.now_s),
+        left_share=node.left_share(entry.name, ctx.now_s),
         error=(there.off_p95 or None) if there is not None else None,
         power=node.power(),
     )

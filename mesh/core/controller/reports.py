@@ -72,6 +72,9 @@ def take_in(ctx: EventContext, link_id: int, report: NodeReport) -> None:
     node.seen(ctx.now_s)
     match report:
         case TokensReport():
+            # Before its last request leaves.
+            if (of := node.instances.get(report.instance_id)) is not None:
+                node.note_computed(of.deployment, ctx.now_s)
             for outputs in report.outputs:
                 deliver(ctx, outputs)
             _note_iteration(ctx, node, report)

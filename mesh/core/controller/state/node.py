@@ -5,6 +5,7 @@ has refused is asked again (`state.refusals`). Owned by the controller core; it 
 that policies and placement take.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import exp2
@@ -45,6 +46,8 @@ KV_RATE_LOSS = 10.0
 """By which the expected rate of a node's transfers falls with one that finds no way."""
 KV_RATE_DOUBLES_S = 60.0
 KV_RATE_DOUBLINGS_MAX = 64.0
+SPAN_S, SPANS = 5.0, 12
+"""What a node computed lately is kept by spans of time: a minute's, and the one under way."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,6 +74,10 @@ class NodeEntry:
     engine_bytes: int = 0
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
+    computed: deque[tuple[int, dict[DeploymentName, float]]] = field(
+        default_factory=lambda: deque(maxlen=SPANS + 1)
+    )
+    """Spans of time, by their number, and the seconds in which it computed for deployments."""
     load_slowdown: float = 1.0
     slowdown_known: bool = False
     """A heartbeat has told it; a node that knows none says 1."""
@@ -476,6 +483,29 @@ class NodeEntry:
         stored = (self.models or {}).get(model.model_id, [])
         if model in stored:
             stored.remove(model)
+
+    def note_computed(self, deployment: DeploymentName, now_s: float) -> None:
+        """The iteration under way was one of this deployment, and has ended."""
+        if self.iteration_started_s is None:
+            return
+        span = int(now_s // SPAN_S)
+        if not self.computed or self.computed[-1][0] != span:
+            self.computed.append((span, {}))
+        by = self.computed[-1][1]
+        by[deployment] = by.get(deployment, 0.0) + now_s - self.iteration_started_s
+
+    def left_share(self, deployment: DeploymentName, now_s: float) -> float:
+        """The share of its time that others left to a deployment in the last minute: no less than
+        one turn beside one of each of them. In steps of 5 %, so that many nodes are alike.
+        """
+        first = int(now_s // SPAN_S) - SPANS
+        others: dict[DeploymentName, float] = {}
+        for span, by in self.computed:
+            for name, seconds in by.items():
+                if span >= first and name != deployment:
+                    others[name] = others.get(name, 0.0) + seconds
+        left = 1.0 - sum(others.values()) / (now_s - first * SPAN_S)
+        return max(round(20 * max(left, 1.0 / (1 + len(others)))), 1) / 20
 
     def note_iteration(self, now_s: float) -> None:
         """An iteration has ended, and if there is work the next one began at once."""

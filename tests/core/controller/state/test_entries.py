@@ -9,7 +9,7 @@ import pytest
 from mesh.core.controller.state.context import REQUESTS_OF_ONE
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
-from mesh.domain.ids import InstanceId, ModelId, OperationId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from mesh.domain.messages import Heartbeat
 from mesh.domain.model import ComputePrecision, Size
@@ -85,6 +85,22 @@ def test_an_iteration_is_under_way_from_the_first_request_to_the_last() -> None:
     assert known.node.iteration_started_s == 7.0
     known.instance.remove(second)
     assert known.node.iteration_started_s is None
+
+
+def test_a_deployment_is_left_what_others_did_not_take_of_the_last_minute() -> None:
+    node, chat, code = Entries().node, DeploymentName("chat"), DeploymentName("code")
+    for name, began_s, ended_s in ((code, 0.0, 5.0), (chat, 10.0, 20.0), (code, 30.0, 48.0)):
+        node.iteration_started_s = began_s
+        node.note_computed(name, ended_s)
+    assert node.left_share(chat, 60.0) == 0.6, "23 s were the other's"
+    assert node.left_share(code, 60.0) == 0.85
+    assert node.left_share(chat, 90.0) == 0.7, "what was more than a minute ago is gone"
+    assert node.left_share(chat, 120.0) == 1.0
+    for n in range(100):
+        node.iteration_started_s = 120.0 + n
+        node.note_computed(code, 121.0 + n)
+    assert node.left_share(chat, 220.0) == 0.5, "nodes give turns to each in turn"
+    assert len(node.computed) <= 13
 
 
 def test_a_parked_instance_is_ready_again_with_its_first_request() -> None:
