@@ -20,7 +20,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from tests.ray.machines import RayMachines, started
+from tests.support.ray_machines import RayMachines, started
 
 HEAD = {
     "RAY_FAKE_CLUSTER": "1",

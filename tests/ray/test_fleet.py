@@ -31,8 +31,8 @@ from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
 from tests.e2e.live_cell import SETTLED, LiveCell
 from tests.http.test_wanted import scaled
-from tests.ray.machines import RayMachines
 from tests.ray.provider import HEAD, configuration
+from tests.support.ray_machines import RayMachines
 from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import as_long_s, until
 
