@@ -82,8 +82,10 @@ class CellLink:
         self.name = name
         self._tell = tell
         self._listing = asyncio.Lock()
-        self.leader = ""
-        """The address of the controller that leads; empty where none does."""
+        self.leader: str | None = None
+        """The address of the controller that leads; empty where none does, `None` before it is
+        known.
+        """
         self.listed = False
         """Whether it was ever looked at whole."""
         self.deployments: Mapping[DeploymentName, DeploymentSnapshot] = {}
@@ -107,8 +109,6 @@ class CellLink:
         """When the one that leads, or did last, has said so."""
         self._last = ""
         """The address that led last."""
-        self._shown: str | None = None
-        """Who leads, as it was logged last."""
         self._hurry, self._hurries = asyncio.Event(), 0
         self._refused: Unavailable | None = None
         """Why nobody leads it, where somebody answers that is no controller as it is asked."""
@@ -207,9 +207,8 @@ class CellLink:
                 break
         if not leader and len(self._said) < len(self._looking):
             return
-        self.leader, changes = leader, leader != self._shown
+        self.leader, changes = leader, leader != self.leader
         if changes:
-            self._shown = leader
             self.version += 1
             said = f"is led by {leader}" if leader else f"is away: {self._led_by_none}"
             logger.info("%s %s", self.name, said)
