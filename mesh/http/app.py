@@ -181,7 +181,7 @@ def application(
         Route("/ping", ping, methods=["GET", "POST"]),
         Route("/version", release),
         cell_route(feed),
-        Route(EVENTS, CellEvents(feed, check_viewer, bodies), methods=["GET"]),
+        Route(EVENTS, CellEvents(feed, check_viewer), methods=["GET"]),
         Route(
             "/api/v1/session",
             Session(sessions, gate, Bodies(bytes_max=SIGN_IN_BYTES_MAX, count_max=SIGN_INS_MAX)),

@@ -491,7 +491,7 @@ def _once(call: Callable[[], None]) -> Callable[[], None]:
 def batch_routes(batches: Batches | None, bodies: Bodies) -> list[Route]:
     async def make(exchange: Exchange) -> KeptBatch:
         there = found(batches)
-        async with exchange.body() as raw:
+        async with exchange.body(bodies) as raw:
             return there.shown(await there.create(read(BatchBody, raw)))
 
     def page(request: Request) -> Page[KeptBatch]:
@@ -510,7 +510,7 @@ def batch_routes(batches: Batches | None, bodies: Bodies) -> list[Route]:
         return json_response(there.shown(batch).model_dump())
 
     return [
-        Route("/v1/batches", Collection(bodies, make, page), methods=["GET", "POST"]),
+        Route("/v1/batches", Collection(make, page), methods=["GET", "POST"]),
         Route("/v1/batches/{id}", one, methods=["GET"]),
         Route("/v1/batches/{id}/cancel", one, methods=["POST"]),
     ]

@@ -116,8 +116,7 @@ class Exchange:
     waits for the gateway.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, bodies: Bodies) -> None:
-        self._bodies = bodies
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
         self._dialect = dialect_of(scope["path"])
         self._receive = receive
@@ -180,13 +179,14 @@ class Exchange:
 
     @asynccontextmanager
     async def body(
-        self, within_s: float | None = None, of: str | None = None
+        self, bodies: Bodies, within_s: float | None = None, of: str | None = None
     ) -> AsyncIterator[bytes]:
-        """In hand until the block is left, in the share of `of` (`Bodies.reading`). Raises
-        InvalidInput where it is too long or not said to be JSON, DeadlineExceeded where it takes
-        more than `within_s` or BODY_S_MAX seconds, or Refused where too many are being read.
+        """In hand until the block is left, one of `bodies` in the share of `of`
+        (`Bodies.reading`). Raises InvalidInput where it is too long or not said to be JSON,
+        DeadlineExceeded where it takes more than `within_s` or BODY_S_MAX seconds, or Refused
+        where too many are being read.
         """
-        with self._bodies.reading(of) as in_hand:
+        with bodies.reading(of) as in_hand:
             yield await self._read(in_hand, BODY_S_MAX if within_s is None else within_s)
 
     async def _read(self, in_hand: BodyInHand, within_s: float) -> bytes:

@@ -61,16 +61,14 @@ class Collection:
 
     def __init__(
         self,
-        bodies: Bodies,
         make: Callable[[Exchange], Awaitable[BaseModel]],
         page: Callable[[Request], BaseModel],
     ) -> None:
-        self._bodies = bodies
         self._make = make
         self._page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange, request = Exchange(scope, receive, send, self._bodies), Request(scope)
+        exchange, request = Exchange(scope, receive, send), Request(scope)
         async with exchange.answering():
             if request.method == "POST":
                 check_origin(request)
@@ -213,7 +211,7 @@ def file_routes(store: KeptFiles | None) -> list[Route]:
         path = found(store).content(file.id)
         return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
-    files = Collection(bodies, make, lambda request: listed(found(store), KeptFile, request))
+    files = Collection(make, lambda request: listed(found(store), KeptFile, request))
     return [
         Route("/v1/files", files, methods=["GET", "POST"]),
         Route("/v1/files/{id}", one, methods=["GET", "DELETE"]),

@@ -65,9 +65,9 @@ class Generation:
         self._tells_stops = tells_stops
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         async with exchange.answering():
-            async with exchange.body() as raw:
+            async with exchange.body(self._bodies) as raw:
                 body, writer = self._read(raw)
             asked = with_slo(invocations(body), exchange.header)
             deployment = self._gateway.deployment(asked[0].deployment)

@@ -67,12 +67,12 @@ class Moving:
         self._playing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         request = Request(scope)
         async with exchange.answering():
             if request.method == "POST":
                 check_origin(request)
-                async with exchange.body() as raw:
+                async with exchange.body(self._bodies) as raw:
                     asked = read(_Move, raw)
                 await self._move(asked)
             await exchange.json(encoded(self._state()))
@@ -120,7 +120,7 @@ def view_only(feed: Feed, reads: Callable[[], Reads], *, journal: bool) -> list[
     """The page, and what it reads of a cell in which nothing can be done. With `journal` the page
     shows what moves through a journal.
     """
-    bodies, pages = Bodies(), Page(encoded(ABOUT), shown=True, opened=lambda _: feed.expect(ANYONE))
+    pages = Page(encoded(ABOUT), shown=True, opened=lambda _: feed.expect(ANYONE))
     whose = {"wants_keys": False, "role": "admin", "tenant": "", "csrf": "", "journal": journal}
 
     async def session(request: Request) -> Response:
@@ -131,6 +131,6 @@ def view_only(feed: Feed, reads: Callable[[], Reads], *, journal: bool) -> list[
         Route("/page/{file:path}", pages.file),
         Route("/api/v1/session", session, methods=["GET"]),
         cell_route(feed),
-        Route("/api/v1/events", CellEvents(feed, lambda _: None, bodies), methods=["GET"]),
+        Route("/api/v1/events", CellEvents(feed, lambda _: None), methods=["GET"]),
         *reading(reads),
     ]

@@ -55,13 +55,13 @@ class _Keyring:
         self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         request = Request(scope)
         async with exchange.answering():
             store = found(self._store)
             if request.method == "POST":
                 check_origin(request)
-                async with exchange.body() as raw:
+                async with exchange.body(self._bodies) as raw:
                     asked = read(_Create, raw)
                 until_s = None if asked.days is None else time.time() + asked.days * DAY_S
                 tenant = TenantName(asked.tenant) if asked.tenant else NOBODY

@@ -70,11 +70,11 @@ class Operate:
         self._operator = operator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         request = Request(scope)
         async with exchange.answering():
             check_origin(request)
-            async with exchange.body() as raw:
+            async with exchange.body(self._bodies) as raw:
                 given = raw
             name = DeploymentName(request.path_params["model"])
             with exchange.watched(lambda _: None):
@@ -126,7 +126,7 @@ class OperateAll:
         self._threads = threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         async with exchange.answering():
             check_origin(Request(scope))
             specs = await self._specs(exchange)
@@ -144,7 +144,7 @@ class OperateAll:
         until the file is read.
         """
         specs = None
-        async with exchange.body() as raw:
+        async with exchange.body(self._bodies) as raw:
             with exchange.watched(lambda _: None), self._threads.place():
                 specs = await self._threads.run(_read_file, raw)
         return specs

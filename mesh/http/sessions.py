@@ -126,12 +126,12 @@ class Session:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         async with exchange.answering():
             if request.method == "POST":
                 check_origin(request)
                 peer = request.client.host if request.client else ""
-                async with exchange.body(within_s=SIGN_IN_S_MAX, of=peer) as raw:
+                async with exchange.body(self._bodies, SIGN_IN_S_MAX, of=peer) as raw:
                     authorization = f"Bearer {read(_SignIn, raw).key}"
                 caller = self._gate.check(authorization, ROLES)
                 token, csrf = self._sessions.begin(authorization)

@@ -68,9 +68,9 @@ class Answered(ABC, Generic[T]):
         self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         async with exchange.answering():
-            async with exchange.body() as raw:
+            async with exchange.body(self._bodies) as raw:
                 body = read(self.kind, raw)
             with exchange.watched(lambda request_id: None):
                 answer = await self.answered(body, exchange)

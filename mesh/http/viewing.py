@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mesh.http.exchange import ABORT, Bodies, Exchange
+from mesh.http.exchange import ABORT, Exchange
 from mesh.http.feed import Feed
 from mesh.wire.access import caller
 
@@ -27,11 +27,9 @@ class InPieces:
 
     def __init__(self, make: Callable[[Request], Awaitable[list[bytes]]]) -> None:
         self._make = make
-        self._bodies = Bodies()
-        """`Exchange` wants one; a GET has no body."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         async with exchange.answering():
             made = await self._make(Request(scope))
             try:
@@ -49,13 +47,12 @@ def cell_route(feed: Feed) -> Route:
 class CellEvents:
     """An ASGI application: the events, until the viewer leaves, or its key opens nothing more."""
 
-    def __init__(self, feed: Feed, check: Check, bodies: Bodies) -> None:
+    def __init__(self, feed: Feed, check: Check) -> None:
         self._feed = feed
         self._check = check
-        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._bodies)
+        exchange = Exchange(scope, receive, send)
         request = Request(scope)
         last_id = request.headers.get(LAST_ID, "")
         async with exchange.answering():
