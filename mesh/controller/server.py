@@ -218,7 +218,7 @@ async def serve(
             database = await _opened_registry(config, address)
             tokenizers = Tokenizers(find=database.tables.text, pool=TextPool())
             try:
-                usage = _opened_usage(config, opened)
+                used = _opened_usage(config, opened)
                 stood_by = not database.leads.is_set()
                 if stood_by:
                     await _begin_to_stand_by(database, guard, access.gate, server, http, health_)
@@ -238,8 +238,7 @@ async def serve(
                 start = await asyncio.to_thread(_start_on, database, config)
                 core = await asyncio.to_thread(controller_core, start)
                 controller = Controller(
-                    *(config, ending, opened, access, database, health_, start, core, usage),
-                    tokenizers,
+                    config, ending, opened, access, database, health_, start, core, used, tokenizers
                 )
                 await controller.start(server, http, guard if stood_by else None)
                 at = http.address if http else None

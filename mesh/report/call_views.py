@@ -55,8 +55,8 @@ def _each(shown: Iterable[T], made: Callable[[T], Plain]) -> Steps[list[Raw]]:
 
 
 def story(call: Call, now_s: float, unix_s: float) -> Steps[dict[str, object]]:
-    """One request, with each decision about it in words and its tokens, of which there may be
-    thousands, beside their deadlines.
+    """One request, with each decision about it in words and its first TOKENS_MAX tokens beside
+    their deadlines.
     """
     told = _open(call, now_s, unix_s - now_s)
     tokens_after_s = [round(after_s, 4) for after_s in call.tokens_after_s]
