@@ -38,7 +38,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.expectations import Expectations
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.core.controller.state.wanted import WantedEntry
-from mesh.domain.actions import ControllerAction, SetTimer
+from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import (
     CancelRequested,
@@ -313,7 +313,7 @@ def _keep_up(ctx: EventContext) -> None:
     keep_up(ctx)
     prefetch(ctx)
     after_s = min(ctx.limits.lease_check_s, ctx.policy.upkeep_s)
-    ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=LeaseCheckDue()))
+    ctx.set_timer(ctx.now_s + after_s, LeaseCheckDue())
 
 
 def _give_up(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:
@@ -363,8 +363,7 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
 def _look_again(ctx: EventContext, expired: KeepAliveExpired, after_s: float) -> None:
     """See what is to become of an idle instance, or of a parked one, then."""
     instance = ctx.cell.instances[expired.instance_id]
-    timer = replace(expired, parked=instance.is_parked)
-    ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=timer))
+    ctx.set_timer(ctx.now_s + after_s, replace(expired, parked=instance.is_parked))
 
 
 def _retry_load(ctx: EventContext, name: DeploymentName) -> None:

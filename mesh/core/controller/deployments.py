@@ -18,7 +18,7 @@ from mesh.core.controller.requests.replicas import keep_minimum, start_instance
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.operation import OperationEntry
-from mesh.domain.actions import RemoveDeployment, ReplyDone, SendCommand, StoreDeployment
+from mesh.domain.actions import RemoveDeployment, ReplyDone, StoreDeployment
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import (
     DeleteRequested,
@@ -79,7 +79,7 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
     else:
         ctx.cell.begin_rollout(ctx.cell.rollout_of(known), entry)
     command = ImportModel(operation_id=operation_id, source=spec.source, weights=spec.weights)
-    ctx.act(SendCommand(link_id=node.link_id, command=command))
+    ctx.send(node, command)
 
 
 def _precisions(spec: DeploymentSpec) -> tuple[tuple[str, str | None], ...]:

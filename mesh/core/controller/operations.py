@@ -2,7 +2,7 @@
 
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.operation import OperationEntry
-from mesh.domain.actions import ReplyError, ReplyProgress, SendCommand, SetTimer
+from mesh.domain.actions import ReplyError, ReplyProgress
 from mesh.domain.events import OperationExpired
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import DeploymentState, NodeState
@@ -26,8 +26,8 @@ def begin(ctx: EventContext, operation: OperationEntry) -> bool:
         reply_error(ctx, operation.operation_id, "Unavailable", message, "try again in a while")
         return False
     ctx.cell.add_operation(operation)
-    timer = OperationExpired(operation_id=operation.operation_id)
-    ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.import_s_max, timer=timer))
+    expired = OperationExpired(operation_id=operation.operation_id)
+    ctx.set_timer(ctx.now_s + ctx.limits.import_s_max, expired)
     return True
 
 
@@ -110,4 +110,4 @@ def _tell_node(
 ) -> None:
     node = operation.node
     if node is not None and node.state is not NodeState.LOST:
-        ctx.act(SendCommand(link_id=node.link_id, command=command))
+        ctx.send(node, command)

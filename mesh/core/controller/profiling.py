@@ -13,7 +13,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
-from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
+from mesh.domain.actions import ReplyProgress, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
 from mesh.domain.messages import (
@@ -151,7 +151,7 @@ def _measure(ctx: EventContext, operation: OperationEntry, instance: InstanceEnt
         operators=operation.operators,
         cores=operation.cores,
     )
-    ctx.act(SendCommand(link_id=node.link_id, command=command))
+    ctx.send(node, command)
 
 
 def _measured_blocks(ctx: EventContext, instance: InstanceEntry) -> int:
@@ -213,7 +213,7 @@ def _spread(ctx: EventContext, profile: Profile, told_by: InstanceEntry | None =
         instance.use_profile(taken)
         if instance is not told_by:
             command = UseProfile(instance_id=instance.instance_id, profile=taken)
-            ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
+            ctx.send(instance.node, command)
 
 
 def profile_refined(ctx: EventContext, report: ProfileRefined) -> None:

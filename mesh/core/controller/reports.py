@@ -27,7 +27,6 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
-from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.energy import Energy, EnergyView
 from mesh.domain.events import RetryLoadDue
 from mesh.domain.ids import InstanceId
@@ -203,8 +202,7 @@ def _share_out(ctx: EventContext, node: NodeEntry, energy: Energy) -> None:
 def _loaded(ctx: EventContext, node: NodeEntry, report: InstanceLoaded) -> None:
     instance = ctx.cell.instances.get(report.instance_id)
     if instance is None:
-        command = UnloadInstance(instance_id=report.instance_id)
-        ctx.act(SendCommand(link_id=node.link_id, command=command))
+        ctx.send(node, UnloadInstance(instance_id=report.instance_id))
         return
     fits = take_over_size(ctx, instance, report)
     if instance.state is not InstanceState.LOADING:
@@ -412,4 +410,4 @@ def note_load_failure(
 ) -> None:
     """Remember a failed load, and try again after its pause."""
     entry.note_load_failure(node.node_id, message, ctx.now_s, ctx.limits)
-    ctx.act(SetTimer(at_s=entry.paused_until_s, timer=RetryLoadDue(name=entry.spec.name)))
+    ctx.set_timer(entry.paused_until_s, RetryLoadDue(name=entry.spec.name))

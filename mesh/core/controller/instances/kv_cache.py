@@ -16,7 +16,6 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import SetTimer
 from mesh.domain.events import KeepAliveExpired
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
@@ -321,7 +320,7 @@ def park(ctx: EventContext, instance: InstanceEntry) -> None:
     instance.advance(InstanceState.PARKED)
     since_s, at_s = instance.idle_since_s, ctx.now_s + ctx.limits.parked_s_max
     timer = KeepAliveExpired(instance_id=instance.instance_id, idle_since_s=since_s, parked=True)
-    ctx.act(SetTimer(at_s=at_s, timer=timer))
+    ctx.set_timer(at_s, timer)
     park_cache(ctx, instance)
 
 

@@ -14,7 +14,6 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
-from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState, NodeState
@@ -95,12 +94,7 @@ def load(
     )
     ctx.cell.add_instance(instance)
     issue(ctx, instance, planned.kind, footprint.size(room.kv_blocks), needed_s)
-    ctx.act(
-        SetTimer(
-            at_s=ctx.now_s + ctx.limits.load_s_max,
-            timer=LoadExpired(instance_id=instance_id),
-        )
-    )
+    ctx.set_timer(ctx.now_s + ctx.limits.load_s_max, LoadExpired(instance_id=instance_id))
     return instance
 
 
@@ -112,8 +106,7 @@ def _cancel_import_ahead(ctx: EventContext, node: NodeEntry) -> None:
     if ahead is not None:
         node.prefetches.cancel()
         ctx.cell.prefetches.note_wasted()
-        command = CancelImport(operation_id=ahead.operation_id)
-        ctx.act(SendCommand(link_id=node.link_id, command=command))
+        ctx.send(node, CancelImport(operation_id=ahead.operation_id))
 
 
 def adopt(
@@ -133,8 +126,7 @@ def adopt(
         and sum(i.node is node for i in owner.instances.values()) < ctx.policy.instances_per_node
     )
     if report.instance_id in ctx.cell.instances:
-        twice = UnloadInstance(instance_id=report.instance_id)
-        ctx.act(SendCommand(link_id=node.link_id, command=twice))
+        ctx.send(node, UnloadInstance(instance_id=report.instance_id))
         return
     profile = _profile(ctx, node, report) if wanted else None
     instance = InstanceEntry(
@@ -163,8 +155,7 @@ def adopt(
     if instance.profile is None:
         unload_loaded(ctx, instance)
         return
-    command = UseProfile(instance_id=instance.instance_id, profile=instance.profile)
-    ctx.act(SendCommand(link_id=node.link_id, command=command))
+    ctx.send(node, UseProfile(instance_id=instance.instance_id, profile=instance.profile))
     if not busy:
         note_idle(ctx, instance)
 
@@ -191,12 +182,8 @@ def note_idle(ctx: EventContext, instance: InstanceEntry) -> None:
         return
     owner = ctx.cell.deployments.get(instance.deployment)
     keep_alive_s = owner.spec.scaling.keep_alive_s if owner else 0.0
-    ctx.act(
-        SetTimer(
-            at_s=ctx.now_s + keep_alive_s,
-            timer=KeepAliveExpired(instance_id=instance.instance_id, idle_since_s=ctx.now_s),
-        )
-    )
+    timer = KeepAliveExpired(instance_id=instance.instance_id, idle_since_s=ctx.now_s)
+    ctx.set_timer(ctx.now_s + keep_alive_s, timer)
 
 
 def unload(ctx: EventContext, instance: InstanceEntry) -> None:
@@ -210,8 +197,7 @@ def unload(ctx: EventContext, instance: InstanceEntry) -> None:
             instance.note_unloading()
             # The cache that those who waited for it were to have after the load.
             send_started(ctx, instance.node, instance.node.station.cancel(instance.instance_id))
-            command = UnloadInstance(instance_id=instance.instance_id)
-            ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
+            ctx.send(instance.node, UnloadInstance(instance_id=instance.instance_id))
             ctx.wake_all()
         case InstanceState.LOADING:
             forget(ctx, instance)

@@ -19,7 +19,6 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.prefetches import ImportAhead
-from mesh.domain.actions import SendCommand
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import DeploymentState, NodeState
@@ -159,7 +158,7 @@ def _import(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> None:
         source=deployment.model.source,
         weights=deployment.spec.weights,
     )
-    ctx.act(SendCommand(link_id=node.link_id, command=command))
+    ctx.send(node, command)
 
 
 def _load(
@@ -210,5 +209,4 @@ def _check_time(ctx: EventContext, node: NodeEntry) -> None:
     if ahead is not None and ctx.now_s - ahead.begun_s > ctx.limits.prefetch_s_max:
         node.prefetches.end(stored=False)
         ctx.cell.prefetches.note_wasted()
-        command = CancelImport(operation_id=ahead.operation_id)
-        ctx.act(SendCommand(link_id=node.link_id, command=command))
+        ctx.send(node, CancelImport(operation_id=ahead.operation_id))

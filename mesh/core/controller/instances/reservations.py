@@ -12,7 +12,6 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
@@ -42,8 +41,7 @@ def send_started(ctx: EventContext, node: NodeEntry, reservations: Iterable[Rese
         instance = node.instances[reservation.instance_id]
         if reservation.kind in LOADS:
             instance.note_load_begun(begun_load_s(ctx, instance), ctx.now_s)
-        command = _command(instance, reservation)
-        ctx.act(SendCommand(link_id=node.link_id, command=command))
+        ctx.send(node, _command(instance, reservation))
 
 
 def _command(

@@ -7,7 +7,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import RefuseRequest, SendCommand
+from mesh.domain.actions import RefuseRequest
 from mesh.domain.lifecycle import MigrationState, RequestState
 from mesh.domain.messages import AbortRequest, ContinueRequest
 from mesh.domain.reasons import RefusalReason
@@ -78,12 +78,8 @@ def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:
         cancel_migration(ctx, migration)
     if request.instance is None:
         return
-    ctx.act(
-        SendCommand(
-            link_id=request.instance.node.link_id,
-            command=AbortRequest(request_id=request.original.request_id, attempt=request.attempt),
-        )
-    )
+    command = AbortRequest(request_id=request.original.request_id, attempt=request.attempt)
+    ctx.send(request.instance.node, command)
     forget_place(ctx, request)
 
 
@@ -128,7 +124,7 @@ def pause(ctx: EventContext, migration: Migration, *, paused: bool) -> None:
         paused=paused,
         due_in_s=request.due_s - ctx.now_s,
     )
-    ctx.act(SendCommand(link_id=source.node.link_id, command=command))
+    ctx.send(source.node, command)
 
 
 def evict_best_effort(ctx: EventContext, instance: InstanceEntry) -> None:

@@ -22,7 +22,6 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.errors import Unavailable
 from mesh.domain.events import MigrationDue
 from mesh.domain.lifecycle import InstanceState, MigrationState, NodeState
@@ -39,7 +38,7 @@ def move_soon(ctx: EventContext) -> None:
     """Requests are to move: look for their places, in an event of its own."""
     if ctx.cell.migrations_at_s is None:
         ctx.cell.set_migrations(ctx.now_s)
-        ctx.act(SetTimer(at_s=ctx.now_s, timer=MigrationDue()))
+        ctx.set_timer(ctx.now_s, MigrationDue())
 
 
 def look_again(ctx: EventContext) -> None:
@@ -57,7 +56,7 @@ def look_again(ctx: EventContext) -> None:
     if waiting or ctx.cell.migrations:
         at_s = ctx.now_s + ctx.limits.migration_retry_s
         ctx.cell.set_migrations(at_s)
-        ctx.act(SetTimer(at_s=at_s, timer=MigrationDue()))
+        ctx.set_timer(at_s, MigrationDue())
     else:
         ctx.cell.set_migrations(None)
 
@@ -404,6 +403,6 @@ def _send_tokens(
         paused=paused,
         due_in_s=request.due_s - ctx.now_s,
     )
-    ctx.act(SendCommand(link_id=target.node.link_id, command=command))
+    ctx.send(target.node, command)
     target.note_ahead(copy, token_ids, request.due_s, ctx.now_s)
     _note_if_longer(ctx, target, copy)

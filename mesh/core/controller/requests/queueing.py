@@ -35,7 +35,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import SetTimer, TellWaiting
+from mesh.domain.actions import TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
@@ -103,7 +103,7 @@ def _see_to(
     if ctx.cell.retry_at_s is None and any(entry.queue for entry in waiting):
         at_s = _retry_at_s(ctx, waiting)
         ctx.cell.set_retry(at_s)
-        ctx.act(SetTimer(at_s=at_s, timer=PlaceRetryDue()))
+        ctx.set_timer(at_s, PlaceRetryDue())
 
 
 def _retry_at_s(ctx: EventContext, waiting: list[DeploymentEntry]) -> float:

@@ -12,7 +12,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import SendCommand, TellAccepted
+from mesh.domain.actions import TellAccepted
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import OfferKv, SubmitRequest
 from mesh.domain.request import KvSource, RequestOrder
@@ -88,7 +88,7 @@ def compute_ahead(
             ticket=ticket,
             expires_s=ctx.limits.migration_s_max,
         )
-        ctx.act(SendCommand(link_id=source.node.link_id, command=offer))
+        ctx.send(source.node, offer)
     _send(ctx, copy, instance, paused=True, kv=kv)
 
 
@@ -113,8 +113,7 @@ def _send(
         cached_tokens=request.tokens - request.prefill_left,
         kv=kv,
     )
-    command = SubmitRequest(instance_id=instance.instance_id, order=order)
-    ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
+    ctx.send(instance.node, SubmitRequest(instance_id=instance.instance_id, order=order))
 
 
 def promise(ctx: EventContext, price: Price) -> None:

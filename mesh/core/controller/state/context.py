@@ -13,11 +13,13 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.core.controller.state.wanted import WantedEntry
-from mesh.domain.actions import ControllerAction
+from mesh.domain.actions import ControllerAction, SendCommand, SetTimer
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.events import ControllerTimer
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.limits import CellLimits
+from mesh.domain.messages import NodeCommand
 from mesh.domain.revision import public_name
 from mesh.domain.units import format_bytes
 from mesh.domain.values import dataclass
@@ -201,6 +203,14 @@ class EventContext:
     def act(self, action: ControllerAction, *, at: int | None = None) -> None:
         """To be done after what was decided so far, or after the first `at` of it."""
         self.actions.insert(len(self.actions) if at is None else at, action)
+
+    def send(self, node: NodeEntry, command: NodeCommand) -> None:
+        """Have a node carry out a command."""
+        self.act(SendCommand(link_id=node.link_id, command=command))
+
+    def set_timer(self, at_s: float, timer: ControllerTimer) -> None:
+        """Have this event come then."""
+        self.act(SetTimer(at_s=at_s, timer=timer))
 
     def note_validation(self, node: NodeEntry | None = None) -> None:
         """One validation less is left to the event. One that rolls a `node` of many requests
