@@ -41,8 +41,7 @@ from mesh.request.candidates import Candidates
 
 def change(ctx: EventContext, rollout: RolloutEntry, asked: DeployRequested) -> bool:
     """A manifest for what is deployed: apply what needs no import; False where it needs one."""
-    serves = rollout.current.deployment
-    assert serves is not None
+    serves = rollout.current.made
     operation_id, target = asked.operation_id, rollout.target
     if serves.spec.tenant != asked.spec.tenant:
         message = f"the name {rollout.name!r} is taken"
@@ -79,8 +78,7 @@ def undo(ctx: EventContext, rollout: RolloutEntry | None, asked: UndoRequested) 
         message = f"{asked.name!r} has no {which} to go back to"
         reply_error(ctx, operation_id, "NotFound", message, f"there is {known or 'none'}")
         return
-    serves = rollout.current.deployment
-    assert serves is not None
+    serves = rollout.current.made
     if serves.model == back.deployment.model and needs_no_instance(
         serves.spec, public(back.deployment.spec)
     ):
@@ -123,9 +121,8 @@ def _give_up_asked(ctx: EventContext, rollout: RolloutEntry, operation_id: Opera
         _stop_import(ctx, rollout, "undone")
         ctx.act(ReplyDone(operation_id=operation_id, message="the import was stopped"))
         return
-    serves = rollout.current.deployment
-    assert serves is not None
-    _store(ctx, rollout, operation_id, serves, given_up(rollout.revisions, "undone"))
+    revisions = given_up(rollout.revisions, "undone")
+    _store(ctx, rollout, operation_id, rollout.current.made, revisions)
 
 
 def _stop_import(ctx: EventContext, rollout: RolloutEntry, why: str) -> None:
@@ -156,9 +153,8 @@ def imported(
     """What is stored of a revision whose model has been imported: the one that serves till then,
     and the others.
     """
-    serves = rollout.current.deployment
-    assert serves is not None
-    return serves, with_revision(rollout.revisions, deployment, RevisionState.STARTING)
+    others = with_revision(rollout.revisions, deployment, RevisionState.STARTING)
+    return rollout.current.made, others
 
 
 def stored(ctx: EventContext, rollout: RolloutEntry, operation: OperationEntry) -> str:
@@ -275,11 +271,9 @@ def _why_not_ready(ctx: EventContext, coming: DeploymentEntry) -> str:
 def _give_up(
     ctx: EventContext, rollout: RolloutEntry, coming: DeploymentEntry, message: str
 ) -> None:
-    serves = rollout.current.deployment
-    assert serves is not None
     rollout.use(given_up(rollout.revisions, message))
     drop(ctx, coming)
-    ctx.act(StoreRevisions(deployment=serves, revisions=rollout.revisions))
+    ctx.act(StoreRevisions(deployment=rollout.current.made, revisions=rollout.revisions))
 
 
 def _switch(ctx: EventContext, rollout: RolloutEntry) -> None:
@@ -287,8 +281,7 @@ def _switch(ctx: EventContext, rollout: RolloutEntry) -> None:
     target = rollout.target
     assert target is not None
     old, new = rollout.switch()
-    was = old.deployment
-    assert was is not None
+    was = old.made
     others = tuple(r for r in rollout.revisions if r.state is not RevisionState.STARTING)
     rollout.use(with_revision(others, was, RevisionState.PAST))
     new.advance(DeploymentState.READY)
