@@ -276,7 +276,9 @@ def expect(
 
 
 def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
-    """A request is longer than expected: its demand grows with it, and so does the cache."""
+    """Where a request is longer than expected its demand grows with it, and so does the cache."""
+    if request.tokens < request.held_blocks * instance.footprint.block_tokens:
+        return
     tokens = min(request.tokens + 1, request.original.tokens_max, instance.context_tokens_max)
     blocks = instance.footprint.blocks_for(tokens)
     if blocks > request.held_blocks:

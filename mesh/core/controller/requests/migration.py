@@ -303,7 +303,7 @@ def copy_yielded(ctx: EventContext, migration: Migration, outputs: RequestTokens
         cancel_migration(ctx, migration)
     else:
         target.note_tokens(copy, outputs.token_ids, ctx.now_s)
-        _note_if_longer(ctx, target, copy)
+        note_longer(ctx, target, copy)
         _compare(ctx, migration, target)
         migration.note_drawn()
     return False
@@ -381,13 +381,7 @@ def _hand_over(ctx: EventContext, migration: Migration, target: InstanceEntry) -
     ctx.cell.remove_migration(migration)
     abort_on_node(ctx, request)
     target.hand_over(request, copy, ctx.now_s)
-    _note_if_longer(ctx, target, request)
-
-
-def _note_if_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
-    """Its blocks have to do for the tokens that it has by now."""
-    if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
-        note_longer(ctx, instance, request)
+    note_longer(ctx, target, request)
 
 
 def _send_tokens(
@@ -405,4 +399,4 @@ def _send_tokens(
     )
     ctx.send(target.node, command)
     target.note_ahead(copy, token_ids, request.due_s, ctx.now_s)
-    _note_if_longer(ctx, target, copy)
+    note_longer(ctx, target, copy)

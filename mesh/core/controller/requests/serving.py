@@ -152,8 +152,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     if outputs.finish is None:
         if not outputs.first_index and ctx.policy.goes_on:
             ctx.note_begun(request)
-        if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
-            note_longer(ctx, instance, request)
+        note_longer(ctx, instance, request)
         resuming.deliver(ctx, DeliverTokens(outputs=outputs))
         if request.migration is not None:
             migration.tokens_came(ctx, request.migration)
