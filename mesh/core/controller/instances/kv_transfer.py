@@ -98,10 +98,8 @@ def _is_quicker(
 ) -> bool:
     """Whether the request would be computed sooner with the blocks than without them."""
     assert target.profile is not None, "it serves"
-    times, cached = (
-        Times(target.profile, target.node.rule.overestimate),
-        target.cached_tokens(request),
-    )
+    times = Times(target.profile, target.node.rule.overestimate)
+    cached = target.cached_tokens(request)
     without_s = times.prefill_s(request.tokens - cached, cached)
     with_s = times.prefill_s(request.tokens - transfer.tokens, transfer.tokens)
     return transfer.arrives_s - now_s + with_s < without_s

@@ -649,17 +649,13 @@ def _prompt_on(instance: InstanceEntry, request: RequestEntry) -> Prompt:
     return _prompt(request, request.tokens - instance.cached_tokens(request))
 
 
-def _prompt(request: RequestEntry, left: int | None = None) -> Prompt:
-    """The prompt of a request that has `left` tokens to compute; all of them, where it is
-    to begin.
-    """
-    left = request.tokens if left is None else left
-    slack_s = inf if request.output_tokens else request.slack_s
+def _prompt(request: RequestEntry, left: int) -> Prompt:
+    """The prompt of a request that has `left` tokens to compute."""
     return Prompt(
         request_id=request.request_id,
         left=left,
         past=request.tokens - left,
         due_s=request.due_s,
-        slack_s=slack_s,
+        slack_s=inf if request.output_tokens else request.slack_s,
         tpot_s=request.pace_s,
     )

@@ -55,14 +55,6 @@ def warm(ctx: EventContext, entry: DeploymentEntry) -> None:
             return
 
 
-def keep_bounds(ctx: EventContext) -> None:
-    """Instances came or went, or may start where they could not: of any deployment."""
-    for entry in ctx.cell.deployments.values():
-        trim_to_maximum(ctx, entry)
-        if entry.spec.scaling.replicas_min:
-            keep_minimum(ctx, entry)
-
-
 def keep_minima(ctx: EventContext) -> None:
     """An instance became idle: its memory may be what a deployment below its minimum lacks."""
     for name in list(ctx.cell.below_minimum):
@@ -82,6 +74,8 @@ def trim_to_maximum(ctx: EventContext, entry: DeploymentEntry) -> None:
 
 
 def room_changed(ctx: EventContext) -> None:
-    """A node, or memory of one, came or went."""
+    """A node, or memory of one, came or went: instances of any deployment may start or go."""
     ctx.wake_all()
-    keep_bounds(ctx)
+    for entry in ctx.cell.deployments.values():
+        trim_to_maximum(ctx, entry)
+        keep_minimum(ctx, entry)
