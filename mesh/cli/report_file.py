@@ -10,7 +10,7 @@ from typing import Any
 from cattrs import BaseValidationError, Converter
 
 from mesh.cli import output
-from mesh.domain.errors import InvalidInput, StorageError
+from mesh.domain.errors import InvalidInput, StorageError, system_errors
 from mesh.report.cell_page import page, tables
 from mesh.report.cell_report import CellReport
 
@@ -32,25 +32,20 @@ def read_report(path: Path | None) -> CellReport | None:
     """The report in a file, by whose name it is called from then on. Raises InvalidInput."""
     if path is None:
         return None
+    hint = "name a file of JSON"
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise InvalidInput(f"{path} cannot be read: {why}", hint="name a file of JSON") from error
+        with system_errors(InvalidInput, f"{path} cannot be read", hint):
+            told = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidInput(f"{path} is no JSON: {error}", hint="name a file of JSON") from error
+        raise InvalidInput(f"{path} is no JSON: {error}", hint=hint) from error
     return replace(report_of(told, str(path)), name=path.stem)
 
 
 def write_report(path: Path, report: CellReport, beside: CellReport | None) -> None:
     """One page that needs nothing else. Raises StorageError."""
-    try:
+    hint = "choose a file in a folder that is there"
+    with system_errors(StorageError, f"the report {path} cannot be written", hint):
         path.write_text(page(report, beside), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"the report {path} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="choose a file in a folder that is there",
-        ) from error
     output.message(f"the report is in {path}")
 
 

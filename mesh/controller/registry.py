@@ -25,7 +25,15 @@ from typing import Any, Protocol, TypeVar
 from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import LaterSchema, MeshError, StorageError, Unavailable, Unreached
+from mesh.domain.errors import (
+    HOME_HINT,
+    LaterSchema,
+    MeshError,
+    StorageError,
+    Unavailable,
+    Unreached,
+    system_errors,
+)
 from mesh.domain.history import CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
@@ -255,13 +263,8 @@ def cell_id(name: str, database: str = "") -> str:
 
 def make_folder(folder: Path) -> None:
     """The state folder, unless it is there. Raises StorageError."""
-    try:
+    with system_errors(StorageError, f"cannot make the state folder {folder}", HOME_HINT):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"cannot make the state folder {folder}: {error.strerror}",
-            hint="choose a folder that you may write with --home or MESH_HOME",
-        ) from error
 
 
 class Tables:

@@ -25,7 +25,7 @@ from cattrs.strategies import configure_tagged_union
 from mesh.domain.actions import ControllerAction, NodeAction
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.energy import Power
-from mesh.domain.errors import InvalidInput, StorageError
+from mesh.domain.errors import InvalidInput, StorageError, system_errors
 from mesh.domain.events import ControllerEvent, ControllerTimer, InvokeRequested, ScaleRequested
 from mesh.domain.front import AskCell, FrontAction, FrontEvent
 from mesh.domain.grammar import Grammar
@@ -284,14 +284,10 @@ def _private(path: str, flags: int) -> int:
 
 def open_journal(path: Path, start: JournalHeader) -> Journal:
     """A new journal at `path`. Raises StorageError when it cannot be written."""
-    try:
+    hint = "give --journal a file that you may write"
+    with system_errors(StorageError, f"cannot write the journal {path}", hint):
         file = open(path, "w", encoding="utf-8", opener=_private)  # noqa: SIM115
         return Journal(file, start)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write the journal {path}: {error.strerror}",
-            hint="give --journal a file that you may write",
-        ) from error
 
 
 def read_journal(path: Path) -> tuple[JournalHeader, Iterator[Decision]]:

@@ -18,7 +18,7 @@ from cattrs.preconf.json import make_converter
 from cattrs.v import format_exception
 
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import InvalidInput, MeshError, NotFound
+from mesh.domain.errors import InvalidInput, MeshError, NotFound, system_errors
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.values import dataclass
@@ -84,10 +84,8 @@ def strict_converter() -> Converter:
 def read_toml(path: Path, converter: Converter, kind: type[T]) -> T:
     """Raises NotFound when the file cannot be read, InvalidInput when it holds no such value."""
     try:
-        raw = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise NotFound(f"cannot read the scenario {path}: {why}", hint=HINT) from error
+        with system_errors(NotFound, f"cannot read the scenario {path}", HINT):
+            raw = tomllib.loads(path.read_text("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(f"{path} is no TOML: {error}", hint=HINT) from error
     try:

@@ -31,7 +31,7 @@ from mesh.cli.stopping import Stopping
 from mesh.cli.tables import seconds
 from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import MeshError, Refused, StorageError
+from mesh.domain.errors import HOME_HINT, MeshError, Refused, StorageError, system_errors
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, ChatPrompt, Finished, Invocation
 from mesh.domain.reasons import RefusalReason
@@ -297,15 +297,10 @@ def _watcher(cell: LocalCell, stopping: Stopping) -> Callable[[], None]:
 @contextmanager
 def temporary_home(store: Path) -> Iterator[Path]:
     """A new home whose model store is `store`. It is kept when something fails, for its logs."""
-    try:
+    with system_errors(StorageError, f"cannot write {store}, or a temporary folder", HOME_HINT):
         store.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix="mesh-demo-"))
         (scratch / "store").symlink_to(store)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {error.filename}: {(error.strerror or str(error)).lower()}",
-            hint="choose a state folder that you may write with --home or MESH_HOME",
-        ) from error
     try:
         yield scratch
     except MeshError:

@@ -14,7 +14,7 @@ from typing import Protocol
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import StorageError
+from mesh.domain.errors import HOME_HINT, StorageError, system_errors
 from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo
@@ -174,16 +174,11 @@ class LiveSide:
 
 def _link_store(folder: Path, store: Path) -> None:
     """The models are those of the home."""
-    try:
+    with system_errors(StorageError, f"cannot write {folder} and {store}", HOME_HINT):
         folder.mkdir(parents=True, exist_ok=True)
         store.mkdir(exist_ok=True)
         if not (folder / "store").exists():
             (folder / "store").symlink_to(store)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {error.filename}: {(error.strerror or str(error)).lower()}",
-            hint="choose a state folder that you may write with --home or MESH_HOME",
-        ) from error
 
 
 def live_run(
