@@ -4,6 +4,7 @@ Environment variables are read here, as defaults of options, and nowhere else in
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -33,6 +34,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_HTTP = "127.0.0.1:8070"
 JOBS_MAX = 256
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def controller_option(command: Command) -> Command:
@@ -183,6 +185,12 @@ def timeout_option(default_s: float, help_text: str) -> Callable[[Command], Comm
         show_default=True,
         help=help_text,
     )
+
+
+def span_s(text: str, units: str) -> float | None:
+    """Seconds of such as 90s, 15m, 24h or 7d, in one of the `units`; `None` of anything else."""
+    span = re.fullmatch(rf"(\d{{1,6}})([{units}])", text)
+    return None if span is None else int(span[1]) * _UNITS_S[span[2]]
 
 
 def checked_address(address: str) -> str:

@@ -5,6 +5,7 @@ come through here, they carry the views themselves.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from math import isfinite
 
 from mesh.cli.output import Column, number, word
@@ -229,6 +230,10 @@ def _limit(span_s: float | None) -> str | None:
 
 def seconds(span_s: float) -> str:
     return f"{span_s:g}"
+
+
+def utc_minute(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def hundredths(span_s: float | None) -> str | None:

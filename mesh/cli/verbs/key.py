@@ -4,30 +4,28 @@ It writes to the controller's state folder, so that whoever may do that makes ke
 over the network; a controller that runs obeys at once.
 """
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from mesh.cli import output
-from mesh.cli.options import format_option, home_option
+from mesh.cli.options import format_option, home_option, span_s
 from mesh.cli.output import Column, Format, word
+from mesh.cli.tables import utc_minute
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import Key, Role, TenantLimits, TenantName
 from mesh.domain.errors import InvalidInput
 
-_AGES_S = {"m": 60, "h": 3600, "d": 24 * 3600}
 _KEYS: tuple[Column[Key], ...] = (
     word("KEY", lambda k: k.key_id),
     word("ROLE", lambda k: k.role),
     word("TENANT", lambda k: k.tenant),
     word("STATE", lambda k: _state(k)),
-    word("CREATED", lambda k: _iso(k.created_unix_s)),
-    word("EXPIRES", lambda k: _iso(k.expires_unix_s)),
+    word("CREATED", lambda k: utc_minute(k.created_unix_s)),
+    word("EXPIRES", lambda k: k.expires_unix_s and utc_minute(k.expires_unix_s)),
 )
 Limited = tuple[TenantName, TenantLimits]
 _LIMITS: tuple[Column[Limited], ...] = (
@@ -137,16 +135,10 @@ def _state(kept: Key) -> str:
 
 def _age_s(text: str) -> float:
     """Raises InvalidInput."""
-    age = re.fullmatch(r"(\d{1,6})([mhd])", text)
-    if not age:
+    age_s = span_s(text, "mhd")
+    if age_s is None:
         raise InvalidInput(f"--expires {text!r} is no age", hint="write 30m, 24h or 90d")
-    return int(age[1]) * _AGES_S[age[2]]
-
-
-def _iso(unix_s: float | None) -> str:
-    if unix_s is None:
-        return "-"
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    return age_s
 
 
 def _number(value: float | None) -> str:

@@ -1,19 +1,16 @@
 """`mesh report`: what the cell did within the last hour, as tables, JSON or a page to keep."""
 
 import json
-import re
 from pathlib import Path
 
 import click
 
 from mesh.cli import output
-from mesh.cli.options import controller_option, file_option, format_option
+from mesh.cli.options import controller_option, file_option, format_option, span_s
 from mesh.cli.output import Format
 from mesh.cli.report_file import read_report, report_of, show_report, write_report
 from mesh.domain.errors import InvalidInput
 from mesh.wire.client import MeshClient
-
-_SPANS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @click.command()
@@ -30,7 +27,9 @@ _SPANS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 @controller_option
 def report(since: str, html: Path | None, beside: Path | None, form: Format, address: str) -> None:
     """Report what was served, how SLOs were kept, what was refused and loaded, and what failed."""
-    since_s, other = _span_s(since), read_report(beside)
+    since_s, other = span_s(since, "smhd"), read_report(beside)
+    if since_s is None:
+        raise InvalidInput(f"--since {since!r} is no span", hint="write 90s, 15m, 1h or 1d")
     with MeshClient(address) as client:
         made = report_of(json.loads(client.report(since_s)), f"the answer of {address}")
     if html is not None:
@@ -39,11 +38,3 @@ def report(since: str, html: Path | None, beside: Path | None, form: Format, add
         output.structured(made, form)
     elif html is None:
         show_report(made, other)
-
-
-def _span_s(since: str) -> float:
-    """Raises InvalidInput."""
-    span = re.fullmatch(r"(\d{1,6})([smhd])", since)
-    if span is None:
-        raise InvalidInput(f"--since {since!r} is no span", hint="write 90s, 15m, 1h or 1d")
-    return int(span[1]) * _SPANS_S[span[2]]

@@ -1,19 +1,18 @@
 """`mesh usage`: tokens, requests and refusals by whom and when, for those who send bills."""
 
-import re
 import time
 from datetime import UTC, datetime
 
 import click
 
 from mesh.cli import output
-from mesh.cli.options import controller_option, output_option
+from mesh.cli.options import controller_option, output_option, span_s
 from mesh.cli.output import Column, Format, number, word
+from mesh.cli.tables import utc_minute
 from mesh.domain.errors import InvalidInput
-from mesh.domain.usage import HOUR_S, Usage, UsageBy
+from mesh.domain.usage import Usage, UsageBy
 from mesh.wire.client import MeshClient
 
-_AGES_S = {"h": HOUR_S, "d": 24 * HOUR_S}
 _COUNTS: tuple[Column[Usage], ...] = (
     number("REQUESTS", lambda u: u.requests),
     number("PROMPT_TOKENS", lambda u: u.prompt_tokens),
@@ -21,7 +20,7 @@ _COUNTS: tuple[Column[Usage], ...] = (
     number("REFUSED", lambda u: u.refused),
     number("ENERGY_J", lambda u: None if u.energy_j is None else f"{u.energy_j:.1f}"),
 )
-_HOUR: Column[Usage] = word("HOUR", lambda u: _iso(u.hour_unix_s))
+_HOUR: Column[Usage] = word("HOUR", lambda u: utc_minute(u.hour_unix_s))
 _DEPLOYMENT: Column[Usage] = word("DEPLOYMENT", lambda u: u.deployment or "(unknown)")
 _TENANT: Column[Usage] = word("TENANT", lambda u: u.tenant or "(none)")
 _KEY: Column[Usage] = word("KEY", lambda u: u.key_id or "(none)")
@@ -67,9 +66,9 @@ def usage(by: UsageBy, since: str, form: Format, address: str) -> None:
 
 def _unix_s(since: str) -> float:
     """Raises InvalidInput."""
-    age = re.fullmatch(r"(\d{1,6})([hd])", since)
-    if age:
-        return time.time() - int(age[1]) * _AGES_S[age[2]]
+    age_s = span_s(since, "hd")
+    if age_s is not None:
+        return time.time() - age_s
     try:
         at = datetime.fromisoformat(since)
     except ValueError:
@@ -77,7 +76,3 @@ def _unix_s(since: str) -> float:
             f"--since {since!r} is no time", hint="write 24h, 7d, 2026-11-01 or 2026-11-01T08:00"
         ) from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-
-
-def _iso(unix_s: int) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%MZ")
