@@ -91,6 +91,12 @@ def table(columns: Sequence[Column[T]], items: Iterable[T]) -> None:
     lines(table_lines(columns, items))
 
 
+def next_table(columns: Sequence[Column[T]], items: Iterable[T]) -> None:
+    """The same below what was written before, with an empty line between."""
+    text("")
+    table(columns, items)
+
+
 def comma_separated(columns: Sequence[Column[T]], items: Iterable[T]) -> None:
     """The same cells as in a table (RFC 4180)."""
     rows = csv.writer(sys.stdout, lineterminator="\n")

@@ -202,8 +202,7 @@ def demo(source: str | None, home: Path) -> None:
             MeshClient(cell.address) as client,
         ):
             _play(client, specs, talks, threads, _watcher(cell, stopping))
-        output.text("")
-        output.table(TALKS, talks)
+        output.next_table(TALKS, talks)
         _tell_failures(talks)
 
 

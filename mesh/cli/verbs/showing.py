@@ -46,22 +46,17 @@ def describe(name: str, form: Format, address: str) -> None:
         output.text("")
         said = [("precision", found.precision)] * bool(found.precision)
         output.fields([*said, ("energy", tables.energy_words(found.energy))])
-        output.text("")
-        output.table(tables.NODE_MEMORY, [found])
-        output.text("")
-        output.table(tables.LOAD_TIMES, found.load_times)
+        output.next_table(tables.NODE_MEMORY, [found])
+        output.next_table(tables.LOAD_TIMES, found.load_times)
         if found.footprints:
-            output.text("")
-            output.table(tables.FOOTPRINTS, found.footprints)
+            output.next_table(tables.FOOTPRINTS, found.footprints)
     else:
         output.fields(tables.deployment_fields(found))
         if found.classes:
-            output.text("")
-            output.table(tables.CLASSES, tables.class_rows([found]))
+            output.next_table(tables.CLASSES, tables.class_rows([found]))
     columns = (tables.INSTANCES, tables.KV_CACHES, tables.CORRECTIONS, tables.PACE)
     for shown in columns if found.instances else ():
-        output.text("")
-        output.table(shown, found.instances)
+        output.next_table(shown, found.instances)
 
 
 def _find(client: MeshClient, name: str) -> DeploymentSnapshot | NodeSnapshot:
@@ -102,8 +97,7 @@ def nodes(form: Format, address: str) -> None:
         return
     joined = [node for node in found if node.state is not NodeState.STARTING]
     if joined:
-        output.text("")
-        output.table(tables.NODE_MEMORY, joined)
+        output.next_table(tables.NODE_MEMORY, joined)
     for node in found:
         if node.phase:
             output.message(f"{node.node_id} {node.phase} ({node.share:.0%}) before it joins")
@@ -140,11 +134,9 @@ def status(form: Format, address: str) -> None:
     ]
     output.fields([*_status_fields(address, found), *planned, *reasons])
     if classes := tables.class_rows(deployments):
-        output.text("")
-        output.table(tables.CLASSES, classes)
+        output.next_table(tables.CLASSES, classes)
     for columns in (tables.PACE, tables.KV_CACHES) if instances else ():
-        output.text("")
-        output.table(columns, instances)
+        output.next_table(columns, instances)
 
 
 def _prefetches(said: PrefetchView) -> str:

@@ -220,8 +220,7 @@ def sim(
         output.structured(report, form)
         return
     output.fields(tables.summary_fields(report))
-    output.text("")
-    output.table(tables.NODES, report.nodes)
+    output.next_table(tables.NODES, report.nodes)
 
 
 def _workload(
