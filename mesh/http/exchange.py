@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, ClassVar
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError
@@ -342,8 +344,16 @@ class Exchange:
                     headers = (*self._id_header(), *error_headers(error), *closing)
                     await self._whole(status, headers, told)
         except TimeoutError:
-            self._scope["extensions"][ABORT]()
-            await asyncio.sleep(0)  # so that the server knows before we leave
+            await self.cut_off()
+
+    async def cut_off(self) -> None:
+        """Leave a client that does not read what it is told."""
+        self._scope["extensions"][ABORT]()
+        await asyncio.sleep(0)  # so that the server knows before we leave
+
+    async def respond(self, response: Response) -> None:
+        """Answer by a whole response."""
+        await response(self._scope, self._receive, self._send)
 
     async def _whole(self, status: int, headers: Iterable[Header], body: bytes) -> None:
         length = (b"content-length", b"%d" % len(body))
@@ -363,6 +373,18 @@ class Exchange:
     def _id_header(self) -> tuple[Header, ...]:
         names = self._dialect.id_headers if self.request_id else ()
         return tuple((name, self.request_id.encode()) for name in names)
+
+
+class Endpoint(ABC):
+    """An ASGI application. What it raises becomes its answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        async with exchange.answering():
+            await self.answer(exchange, Request(scope))
+
+    @abstractmethod
+    async def answer(self, exchange: Exchange, request: Request) -> None: ...
 
 
 @contextmanager

@@ -17,10 +17,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, NotFound, StorageError
-from mesh.http.exchange import Bodies, Exchange
+from mesh.http.exchange import Bodies, Endpoint, Exchange
 from mesh.http.kept_files import (
     FILE_BYTES_MAX,
     KEPT_S,
@@ -56,8 +55,8 @@ class DeletedFile(BaseModel):
     deleted: Literal[True] = True
 
 
-class Collection:
-    """An ASGI application: POST makes one, GET lists those that there are."""
+class Collection(Endpoint):
+    """POST makes one, GET lists those that there are."""
 
     def __init__(
         self,
@@ -67,15 +66,13 @@ class Collection:
         self._make = make
         self._page = page
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange, request = Exchange(scope, receive, send), Request(scope)
-        async with exchange.answering():
-            if request.method == "POST":
-                check_origin(request)
-                told = await self._make(exchange)
-            else:
-                told = self._page(request)
-            await exchange.json(encoded(told.model_dump()))
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        if request.method == "POST":
+            check_origin(request)
+            told = await self._make(exchange)
+        else:
+            told = self._page(request)
+        await exchange.json(encoded(told.model_dump()))
 
 
 class _Form(MultiPartParser):

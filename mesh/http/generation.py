@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
@@ -34,7 +34,7 @@ from mesh.http.asking import (
     with_tools,
 )
 from mesh.http.bodies import Body, ChatBody
-from mesh.http.exchange import Apart, Bodies, Exchange
+from mesh.http.exchange import Apart, Bodies, Endpoint, Exchange
 from mesh.http.together import Gateway, Numbered, together
 from mesh.http.tools import offers_tools, requires_call
 from mesh.text.answer_reader import NOTHING_ELSE, Reading
@@ -53,8 +53,8 @@ Read = Callable[[bytes], tuple[Body, NewWriter | Apart]]
 """Reads the bytes of a call, and says who writes its answers, or that it is made apart."""
 
 
-class Generation:
-    """An ASGI application. `tells_stops`: its answers name the stop string that they end at."""
+class Generation(Endpoint):
+    """Computes answers. `tells_stops`: they name the stop string that they end at."""
 
     def __init__(
         self, gateway: Gateway, read: Read, bodies: Bodies, *, tells_stops: bool = False
@@ -64,56 +64,52 @@ class Generation:
         self._read = read
         self._tells_stops = tells_stops
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        async with exchange.answering():
-            async with exchange.body(self._bodies) as raw:
-                body, writer = self._read(raw)
-            asked = with_slo(invocations(body), exchange.header)
-            deployment = self._gateway.deployment(asked[0].deployment)
-            exchange.context_tokens = deployment.context_tokens_max
-            defaults = await self._gateway.sampling_defaults(deployment)
-            asked = tuple(with_defaults(one, defaults) for one in asked)
-            if isinstance(writer, OfAnyTask | Apart) and writer.of_any_task:
-                asked = tuple(replace(one, task=deployment.spec.task) for one in asked)
-            bytes_of, reading = None, NOTHING_ELSE
-            told = (asked[0].logprobs, asked[0].prompt_logprobs)
-            if told != (None, None) or (self._tells_stops and asked[0].stop):
-                bytes_of = await self._gateway.token_bytes(deployment)
-            try:
-                if isinstance(body, ChatBody):
-                    reading, chat = await self._reading(deployment, body, asked[0])
-                    asked = tuple(replace(chat, seed=one.seed) for one in asked)
-                if isinstance(writer, Apart):
-                    self._gateway.check(asked[0])
-                    await writer.answer(exchange, self._reads, scope, raw)
-                    return
-                made, shown = answers_of(body)
-                to = AnswerTo(
-                    asked=replace(asked[0], logprobs=logprobs_of(body)),
-                    answers=made,
-                    answers_shown=shown,
-                    usage=_usage_told(body),
-                    bytes_of=bytes_of,
-                    reading=reading,
-                )
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        async with exchange.body(self._bodies) as raw:
+            body, writer = self._read(raw)
+        asked = with_slo(invocations(body), exchange.header)
+        deployment = self._gateway.deployment(asked[0].deployment)
+        exchange.context_tokens = deployment.context_tokens_max
+        defaults = await self._gateway.sampling_defaults(deployment)
+        asked = tuple(with_defaults(one, defaults) for one in asked)
+        if isinstance(writer, OfAnyTask | Apart) and writer.of_any_task:
+            asked = tuple(replace(one, task=deployment.spec.task) for one in asked)
+        bytes_of, reading = None, NOTHING_ELSE
+        told = (asked[0].logprobs, asked[0].prompt_logprobs)
+        if told != (None, None) or (self._tells_stops and asked[0].stop):
+            bytes_of = await self._gateway.token_bytes(deployment)
+        try:
+            if isinstance(body, ChatBody):
+                reading, chat = await self._reading(deployment, body, asked[0])
+                asked = tuple(replace(chat, seed=one.seed) for one in asked)
+            if isinstance(writer, Apart):
+                self._gateway.check(asked[0])
+                await writer.answer(exchange, self._reads, request.scope, raw)
+                return
+            made, shown = answers_of(body)
+            to = AnswerTo(
+                asked=replace(asked[0], logprobs=logprobs_of(body)),
+                answers=made,
+                answers_shown=shown,
+                usage=_usage_told(body),
+                bytes_of=bytes_of,
+                reading=reading,
+            )
 
-                def write() -> Writer:
-                    return writer(
-                        replace(to, id_=exchange.request_id, slo_class=exchange.slo_class)
-                    )
+            def write() -> Writer:
+                return writer(replace(to, id_=exchange.request_id, slo_class=exchange.slo_class))
 
-                with exchange.watched(self._gateway.left):
-                    gateway, named, headers = self._gateway, exchange.named, exchange.headers
-                    async with together(gateway, asked, named, headers, made) as events:
-                        if body.stream:
-                            await self._stream(write, events, exchange)
-                        else:
-                            await self._whole(write, asked, events, exchange)
-            except InvalidInput as error:
-                if error.field == "grammar":
-                    error.field = grammar_member(body)
-                raise
+            with exchange.watched(self._gateway.left):
+                gateway, named, headers = self._gateway, exchange.named, exchange.headers
+                async with together(gateway, asked, named, headers, made) as events:
+                    if body.stream:
+                        await self._stream(write, events, exchange)
+                    else:
+                        await self._whole(write, asked, events, exchange)
+        except InvalidInput as error:
+            if error.field == "grammar":
+                error.field = grammar_member(body)
+            raise
 
     def _reads(self, read: Read) -> "Generation":
         return Generation(self._gateway, read, self._bodies)

@@ -16,13 +16,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from mesh.domain.access import ANYONE
 from mesh.domain.errors import InvalidInput
 from mesh.http.app import ABOUT, assembled
 from mesh.http.bodies import read
-from mesh.http.exchange import Bodies, Exchange
+from mesh.http.exchange import Bodies, Endpoint, Exchange
 from mesh.http.feed import Feed
 from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
@@ -55,8 +54,8 @@ class _Move(Strict):
     """So many of the journal's seconds pass in one; 0 stops."""
 
 
-class Moving:
-    """An ASGI application: GET says where one stands, POST moves, or plays."""
+class Moving(Endpoint):
+    """GET says where one stands, POST moves, or plays."""
 
     def __init__(self, journal: Journalled, feed: Feed, bodies: Bodies) -> None:
         self._journal = journal
@@ -66,16 +65,13 @@ class Moving:
         self._trouble = ""
         self._playing: asyncio.Task[None] | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        request = Request(scope)
-        async with exchange.answering():
-            if request.method == "POST":
-                check_origin(request)
-                async with exchange.body(self._bodies) as raw:
-                    asked = read(_Move, raw)
-                await self._move(asked)
-            await exchange.json(encoded(self._state()))
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        if request.method == "POST":
+            check_origin(request)
+            async with exchange.body(self._bodies) as raw:
+                asked = read(_Move, raw)
+            await self._move(asked)
+        await exchange.json(encoded(self._state()))
 
     def _state(self) -> dict[str, Plain]:
         where = plain_fields(self._journal.position)

@@ -12,12 +12,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from mesh.domain.access import NOBODY, Key, Role, TenantName
 from mesh.domain.errors import NotFound
 from mesh.http.bodies import read
-from mesh.http.exchange import Bodies, Exchange
+from mesh.http.exchange import Bodies, Endpoint, Exchange
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
@@ -47,32 +46,28 @@ class _Create(Strict):
     """Until it expires; `null` for never."""
 
 
-class _Keyring:
-    """An ASGI application: GET lists the keys, POST makes one."""
+class _Keyring(Endpoint):
+    """GET lists the keys, POST makes one."""
 
     def __init__(self, store: KeyStore | None, bodies: Bodies) -> None:
         self._store = store
         self._bodies = bodies
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        request = Request(scope)
-        async with exchange.answering():
-            store = found(self._store)
-            if request.method == "POST":
-                check_origin(request)
-                async with exchange.body(self._bodies) as raw:
-                    asked = read(_Create, raw)
-                until_s = None if asked.days is None else time.time() + asked.days * DAY_S
-                tenant = TenantName(asked.tenant) if asked.tenant else NOBODY
-                secret, key = await asyncio.to_thread(
-                    store.create, Role(asked.role), tenant, expires_unix_s=until_s
-                )
-                body = encoded({"key": secret, **plain_fields(key)})
-            else:
-                body = encoded(plain(await asyncio.to_thread(store.all_keys)))
-            response = Response(body, media_type="application/json", headers=HEADERS)
-            await response(scope, receive, send)
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        store = found(self._store)
+        if request.method == "POST":
+            check_origin(request)
+            async with exchange.body(self._bodies) as raw:
+                asked = read(_Create, raw)
+            until_s = None if asked.days is None else time.time() + asked.days * DAY_S
+            tenant = TenantName(asked.tenant) if asked.tenant else NOBODY
+            secret, key = await asyncio.to_thread(
+                store.create, Role(asked.role), tenant, expires_unix_s=until_s
+            )
+            body = encoded({"key": secret, **plain_fields(key)})
+        else:
+            body = encoded(plain(await asyncio.to_thread(store.all_keys)))
+        await exchange.respond(Response(body, media_type="application/json", headers=HEADERS))
 
 
 def keyring(store: KeyStore | None, bodies: Bodies) -> list[Route]:

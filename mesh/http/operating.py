@@ -12,14 +12,13 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from mesh.domain.actions import ReplyDone
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, NotFound
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.http.bodies import read
-from mesh.http.exchange import Bodies, Exchange
+from mesh.http.exchange import Bodies, Endpoint, Exchange
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
@@ -62,27 +61,24 @@ class _Scale(Strict):
     keep_alive_s: float | None = None
 
 
-class Operate:
-    """An ASGI application."""
+class Operate(Endpoint):
+    """One verb on one deployment."""
 
     def __init__(self, operator: Operator, bodies: Bodies) -> None:
         self._bodies = bodies
         self._operator = operator
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        request = Request(scope)
-        async with exchange.answering():
-            check_origin(request)
-            async with exchange.body(self._bodies) as raw:
-                given = raw
-            name = DeploymentName(request.path_params["model"])
-            with exchange.watched(lambda _: None):
-                message = ""
-                async with aclosing(self._begun(name, request, given)) as replies:
-                    async for reply in replies:
-                        message = reply.text if isinstance(reply, ReplyDone) else ""
-                await exchange.json(encoded({"message": message}))
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        check_origin(request)
+        async with exchange.body(self._bodies) as raw:
+            given = raw
+        name = DeploymentName(request.path_params["model"])
+        with exchange.watched(lambda _: None):
+            message = ""
+            async with aclosing(self._begun(name, request, given)) as replies:
+                async for reply in replies:
+                    message = reply.text if isinstance(reply, ReplyDone) else ""
+            await exchange.json(encoded({"message": message}))
 
     def _begun(self, name: DeploymentName, request: Request, given: bytes) -> Replies:
         """Raises NotFound for no verb of ours, and InvalidInput for a body that is none of its."""
@@ -109,8 +105,8 @@ class Operate:
                 )
 
 
-class OperateAll:
-    """An ASGI application: a file of manifests, which is read as a whole before anything is done
+class OperateAll(Endpoint):
+    """A file of manifests, which is read as a whole before anything is done
     with it. `each` does it with one deployment and says what came of it; one that fails does not
     keep the others from being tried. Files are read in `threads`, since 256 KiB take seconds.
     """
@@ -125,19 +121,17 @@ class OperateAll:
         self._bodies = bodies
         self._threads = threads
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        async with exchange.answering():
-            check_origin(Request(scope))
-            specs = await self._specs(exchange)
-            if specs is None:
-                return
-            with exchange.watched(lambda _: None):
-                answers: list[Plain] = []
-                for spec in specs:
-                    answers.append(await self._tried(spec))
-                    await asyncio.sleep(0)  # tokens of calls go out in between
-                await exchange.json(encoded({"deployments": answers}))
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        check_origin(request)
+        specs = await self._specs(exchange)
+        if specs is None:
+            return
+        with exchange.watched(lambda _: None):
+            answers: list[Plain] = []
+            for spec in specs:
+                answers.append(await self._tried(spec))
+                await asyncio.sleep(0)  # tokens of calls go out in between
+            await exchange.json(encoded({"deployments": answers}))
 
     async def _specs(self, exchange: Exchange) -> list[DeploymentSpec] | None:
         """The deployments of the file, or `None` where its client has left. The body stays counted

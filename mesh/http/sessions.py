@@ -14,13 +14,12 @@ from collections.abc import Callable
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from mesh.domain.access import Caller, Role
 from mesh.domain.errors import Forbidden, Unauthenticated
 from mesh.domain.values import dataclass
 from mesh.http.bodies import read
-from mesh.http.exchange import Bodies, Exchange
+from mesh.http.exchange import Bodies, Endpoint, Exchange
 from mesh.http.refusals import encoded
 from mesh.http.tools import Strict
 from mesh.wire.access import Gate
@@ -114,8 +113,8 @@ class _SignIn(Strict):
     key: str = Field(min_length=1, max_length=400)
 
 
-class Session:
-    """An ASGI application: GET says whose session it is, POST begins one by a key, DELETE ends it.
+class Session(Endpoint):
+    """GET says whose session it is, POST begins one by a key, DELETE ends it.
     It is open to all: who is nobody learns that.
     """
 
@@ -124,34 +123,31 @@ class Session:
         self._gate = gate
         self._bodies = bodies
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope)
-        exchange = Exchange(scope, receive, send)
-        async with exchange.answering():
-            if request.method == "POST":
-                check_origin(request)
-                peer = request.client.host if request.client else ""
-                async with exchange.body(self._bodies, SIGN_IN_S_MAX, of=peer) as raw:
-                    authorization = f"Bearer {read(_SignIn, raw).key}"
-                caller = self._gate.check(authorization, ROLES)
-                token, csrf = self._sessions.begin(authorization)
-                response = _whose(caller, wants_keys=self._gate.wants_keys, csrf=csrf)
-                response.set_cookie(
-                    cookie_of(request),
-                    token,
-                    max_age=int(SESSION_S_MAX),
-                    httponly=True,
-                    samesite="strict",
-                    secure=request.url.scheme == "https",
-                )
-            elif request.method == "DELETE":
-                self._sessions.authorization(request)
-                self._sessions.end(request)
-                response = _whose(None, wants_keys=self._gate.wants_keys)
-                response.delete_cookie(cookie_of(request), httponly=True, samesite="strict")
-            else:
-                response = self._by_cookie(request)
-            await response(scope, receive, send)
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        if request.method == "POST":
+            check_origin(request)
+            peer = request.client.host if request.client else ""
+            async with exchange.body(self._bodies, SIGN_IN_S_MAX, of=peer) as raw:
+                authorization = f"Bearer {read(_SignIn, raw).key}"
+            caller = self._gate.check(authorization, ROLES)
+            token, csrf = self._sessions.begin(authorization)
+            response = _whose(caller, wants_keys=self._gate.wants_keys, csrf=csrf)
+            response.set_cookie(
+                cookie_of(request),
+                token,
+                max_age=int(SESSION_S_MAX),
+                httponly=True,
+                samesite="strict",
+                secure=request.url.scheme == "https",
+            )
+        elif request.method == "DELETE":
+            self._sessions.authorization(request)
+            self._sessions.end(request)
+            response = _whose(None, wants_keys=self._gate.wants_keys)
+            response.delete_cookie(cookie_of(request), httponly=True, samesite="strict")
+        else:
+            response = self._by_cookie(request)
+        await exchange.respond(response)
 
     def _by_cookie(self, request: Request) -> Response:
         if not self._gate.wants_keys:

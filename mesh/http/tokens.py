@@ -4,18 +4,18 @@ Before: the routes. After: the gateway, which counts such a call like any other 
 it does a prompt that is to be answered.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, Generic
 
 from pydantic import BaseModel, Field
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, Prompt, TextPrompt
 from mesh.http.asking import chat_prompt, check_built, invocations
 from mesh.http.bodies import ChatBody, Message, T, read
-from mesh.http.exchange import Bodies, Exchange
+from mesh.http.exchange import Bodies, Endpoint, Exchange
 from mesh.http.logprobs import token_name
 from mesh.http.messages import Conversation, chat_of
 from mesh.http.refusals import encoded
@@ -58,8 +58,8 @@ class Detokenized(BaseModel):
     prompt: str
 
 
-class Answered(ABC, Generic[T]):
-    """An ASGI application: reads a body of one kind, and answers with one JSON object."""
+class Answered(Endpoint, Generic[T]):
+    """Reads a body of one kind, and answers with one JSON object."""
 
     kind: type[T]
 
@@ -67,16 +67,14 @@ class Answered(ABC, Generic[T]):
         self._gateway = gateway
         self._bodies = bodies
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        async with exchange.answering():
-            async with exchange.body(self._bodies) as raw:
-                body = read(self.kind, raw)
-            with exchange.watched(lambda request_id: None):
-                answer = await self.answered(body, exchange)
-                if isinstance(answer, BaseModel):
-                    answer = [encoded(answer.model_dump())]
-                await exchange.json(*answer)
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        async with exchange.body(self._bodies) as raw:
+            body = read(self.kind, raw)
+        with exchange.watched(lambda request_id: None):
+            answer = await self.answered(body, exchange)
+            if isinstance(answer, BaseModel):
+                answer = [encoded(answer.model_dump())]
+            await exchange.json(*answer)
 
     @abstractmethod
     async def answered(self, body: T, exchange: Exchange) -> BaseModel | list[bytes]:

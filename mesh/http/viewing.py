@@ -9,9 +9,8 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from mesh.http.exchange import ABORT, Exchange
+from mesh.http.exchange import Endpoint, Exchange
 from mesh.http.feed import Feed
 from mesh.wire.access import caller
 
@@ -22,21 +21,19 @@ Check = Callable[[Request], object]
 LAST_ID = "last-event-id"
 
 
-class InPieces:
-    """An ASGI application: the JSON that `make` gives, a piece in a turn of the loop."""
+class InPieces(Endpoint):
+    """The JSON that `make` gives, a piece in a turn of the loop."""
 
     def __init__(self, make: Callable[[Request], Awaitable[list[bytes]]]) -> None:
         self._make = make
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        async with exchange.answering():
-            made = await self._make(Request(scope))
-            try:
-                async with asyncio.timeout(WRITE_S_MAX):
-                    await exchange.json(*made)
-            except TimeoutError:
-                scope["extensions"][ABORT]()
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        made = await self._make(request)
+        try:
+            async with asyncio.timeout(WRITE_S_MAX):
+                await exchange.json(*made)
+        except TimeoutError:
+            await exchange.cut_off()
 
 
 def cell_route(feed: Feed) -> Route:
@@ -44,34 +41,30 @@ def cell_route(feed: Feed) -> Route:
     return Route("/api/v1/cell", InPieces(lambda _: feed.cell(caller())), methods=["GET"])
 
 
-class CellEvents:
-    """An ASGI application: the events, until the viewer leaves, or its key opens nothing more."""
+class CellEvents(Endpoint):
+    """The events, until the viewer leaves, or its key opens nothing more."""
 
     def __init__(self, feed: Feed, check: Check) -> None:
         self._feed = feed
         self._check = check
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        request = Request(scope)
+    async def answer(self, exchange: Exchange, request: Request) -> None:
         last_id = request.headers.get(LAST_ID, "")
-        async with exchange.answering():
-            if request.method == "HEAD":
-                await exchange.stream(b"")
-                await exchange.end()
-                return
-            with exchange.watched(lambda _: None):
-                async with aclosing(self._feed.events(caller(), last_id)) as events:
-                    try:
-                        async for blocks in events:
-                            self._check(request)
-                            for block in blocks:
-                                write = exchange.write if exchange.begun else exchange.stream
-                                async with asyncio.timeout(WRITE_S_MAX):
-                                    await write(block)
-                                await asyncio.sleep(0)
-                        async with asyncio.timeout(WRITE_S_MAX):
-                            await exchange.end()
-                    except TimeoutError:
-                        scope["extensions"][ABORT]()
-                        await asyncio.sleep(0)  # so that the server knows before we leave
+        if request.method == "HEAD":
+            await exchange.stream(b"")
+            await exchange.end()
+            return
+        with exchange.watched(lambda _: None):
+            async with aclosing(self._feed.events(caller(), last_id)) as events:
+                try:
+                    async for blocks in events:
+                        self._check(request)
+                        for block in blocks:
+                            write = exchange.write if exchange.begun else exchange.stream
+                            async with asyncio.timeout(WRITE_S_MAX):
+                                await write(block)
+                            await asyncio.sleep(0)
+                    async with asyncio.timeout(WRITE_S_MAX):
+                        await exchange.end()
+                except TimeoutError:
+                    await exchange.cut_off()
