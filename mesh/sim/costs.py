@@ -153,9 +153,6 @@ class GivenCosts:
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def but(self, **others: Any) -> "GivenCosts":
-        return GivenCosts({**self.values, **others})
-
     def onto(self, known: NodeCosts) -> NodeCosts:
         return replace(known, **self.values)
 
