@@ -60,8 +60,8 @@ class InferenceServicer:
 
     def InvokeMany(self, request_iterator, context):
         """Many calls on one stream, which costs less than a stream for each: what they are told while a message is written
-        comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends with the last of its calls. A caller
-        who leaves has left all of them.
+        comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends
+        with the last of its calls. A caller who leaves has left all of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

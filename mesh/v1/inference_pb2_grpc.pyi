@@ -38,8 +38,8 @@ class InferenceStub:
     """
     InvokeMany: _grpc.StreamStreamMultiCallable[_inference_pb2.CallOrder, _inference_pb2.CallsTold]
     """Many calls on one stream, which costs less than a stream for each: what they are told while a message is written
-    comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends with the last of its calls. A caller
-    who leaves has left all of them.
+    comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends
+    with the last of its calls. A caller who leaves has left all of them.
     """
 
 @_typing.type_check_only
@@ -52,8 +52,8 @@ class InferenceAsyncStub(InferenceStub):
     """
     InvokeMany: _aio.StreamStreamMultiCallable[_inference_pb2.CallOrder, _inference_pb2.CallsTold]  # type: ignore[assignment]
     """Many calls on one stream, which costs less than a stream for each: what they are told while a message is written
-    comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends with the last of its calls. A caller
-    who leaves has left all of them.
+    comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends
+    with the last of its calls. A caller who leaves has left all of them.
     """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -75,8 +75,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.CallsTold], _abc.AsyncIterator[_inference_pb2.CallsTold]]:
         """Many calls on one stream, which costs less than a stream for each: what they are told while a message is written
-        comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends with the last of its calls. A caller
-        who leaves has left all of them.
+        comes together in the next one, at most a mebibyte of several calls. Once the caller says no more the stream ends
+        with the last of its calls. A caller who leaves has left all of them.
         """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
