@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 
 from mesh.report.cell_report import CallsReport, CellReport
 from mesh.report.charts.chart import BarChart, Bars, Chart, Line, LineChart
-from mesh.report.charts.page import Drawn, Section, Table, drawn, of_table, render
+from mesh.report.charts.page import Drawn, Section, Table, drawn, figure, of_table, render
 
 BARS_MAX = 24
 """Deployments in a chart of bars: the first by calls."""
 DISTRIBUTIONS_MAX = 24
 MIB = 2**20
-NOTHING = "-"
 _PARTS = ("base", "weights", "kv_used", "kv_cached", "kv_idle", "in_flight")
 
 
@@ -95,7 +94,7 @@ def _served(sides: Sequence[CellReport]) -> Table:
 def _row(one: CallsReport) -> tuple[str, ...]:
     return (
         *(str(one.calls), str(one.finished), str(sum(one.refused.values()))),
-        *(_percent(one.attainment), _percent(one.attainment_in_the_mean)),
+        *(figure(one.attainment, 1, 100), figure(one.attainment_in_the_mean, 1, 100)),
         *(_at(one.ttft_s, 50, 1), _at(one.ttft_s, 95, 1)),
         *(_at(one.tpot_s, 50, 1000), _at(one.tpot_s, 95, 1000)),
     )
@@ -106,7 +105,7 @@ def _refused(sides: Sequence[CellReport]) -> Table:
     for side in sides:
         for one in side.calls:
             for rank, (reason, count) in enumerate(one.refused.items(), start=1):
-                share = _percent(count / one.calls)
+                share = figure(count / one.calls, 1, 100)
                 rows.append((one.deployment, reason, str(rank), str(count), share, side.name))
     return Table(
         title="Refusals by reason",
@@ -244,9 +243,5 @@ def _of(side: CellReport, name: str) -> CallsReport | None:
     return next((one for one in side.calls if one.deployment == name), None)
 
 
-def _percent(share: float | None) -> str:
-    return NOTHING if share is None else f"{100 * share:.1f}"
-
-
 def _at(seconds: Sequence[float], percent: int, times: float) -> str:
-    return f"{times * seconds[percent]:.3f}" if seconds else NOTHING
+    return figure(seconds[percent] if seconds else None, 3, times)

@@ -7,9 +7,7 @@ Before: `evaluation`. After: the command line, and the HTML page.
 from collections.abc import Callable, Sequence
 
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ablated, ratio
-from mesh.report.charts.page import Table
-
-NONE = "-"
+from mesh.report.charts.page import NONE, Table, figure
 
 
 def tables(made: Evaluation) -> tuple[Table, ...]:
@@ -31,7 +29,7 @@ def slo_met(made: Evaluation) -> Table:
             _percent(n.met_with_grace, n.requests),
             _percent(n.met_every_token, n.requests),
             _percent(n.met_every_token_with_grace, n.requests),
-            NONE if theirs is None else str(theirs),
+            figure(theirs, 0),
             _ratio(n.met, theirs),
         )
 
@@ -58,10 +56,10 @@ def nodes_used(made: Evaluation) -> Table:
             f"{n.gpu_nodes:.2f}",
             f"{n.cpu_nodes_busy:.2f}",
             f"{n.gpu_nodes_busy:.2f}",
-            NONE if theirs is None else f"{theirs:.2f}",
+            figure(theirs, 2),
             _ratio(n.gpu_nodes_busy, theirs),
-            _number(decoding.get("cpu"), 0),
-            _number(decoding.get("gpu"), 0),
+            figure(decoding.get("cpu"), 0),
+            figure(decoding.get("gpu"), 0),
         )
 
     return Table(
@@ -81,10 +79,10 @@ def energy(made: Evaluation) -> Table:
     def row(run: EvaluatedRun) -> tuple[str, ...]:
         taken = run.numbers.energy
         return (
-            _number(taken.busy_j and taken.busy_j / 1e3, 1),
-            _number(taken.idle_j and taken.idle_j / 1e3, 1),
-            _number(taken.j_per_request, 1),
-            _number(taken.j_per_output_token, 3),
+            figure(taken.busy_j and taken.busy_j / 1e3, 1),
+            figure(taken.idle_j and taken.idle_j / 1e3, 1),
+            figure(taken.j_per_request, 1),
+            figure(taken.j_per_output_token, 3),
         )
 
     return Table(
@@ -103,8 +101,8 @@ def latencies(made: Evaluation) -> Table:
         n = run.numbers
         return (
             _percent(n.ttft.count, n.requests),
-            *(_number(n.ttft.at(p), 2) for p in percents),
-            *(_number(n.tpot.at(p), 3) for p in percents),
+            *(figure(n.ttft.at(p), 2) for p in percents),
+            *(figure(n.tpot.at(p), 3) for p in percents),
         )
 
     return Table(
@@ -165,10 +163,10 @@ def ablations(made: Evaluation) -> Table:
                 run.policy,
                 str(run.numbers.met),
                 f"{run.numbers.met - whole.numbers.met:+d}",
-                NONE if theirs.met is None else str(theirs.met),
+                figure(theirs.met, 0),
                 f"{run.numbers.gpu_nodes_busy:.2f}",
                 f"{run.numbers.gpu_nodes_busy - whole.numbers.gpu_nodes_busy:+.2f}",
-                NONE if theirs.gpu_nodes is None else f"{theirs.gpu_nodes:.2f}",
+                figure(theirs.gpu_nodes, 2),
             )
         )
     return Table(
@@ -196,9 +194,5 @@ def _percent(count: int, of: int) -> str:
     return f"{100 * count / of:.1f}" if of else NONE
 
 
-def _number(value: float | None, digits: int) -> str:
-    return NONE if value is None else f"{value:.{digits}f}"
-
-
 def _ratio(ours: float, theirs: float | None) -> str:
-    return _number(ratio(ours, theirs), 3)
+    return figure(ratio(ours, theirs), 3)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from mesh.evaluation.replay.numbers import ReplayNumbers, WorkerNumbers
 from mesh.evaluation.replay.report import ReplayReport
-from mesh.report.charts.page import Table
+from mesh.report.charts.page import Table, figure
 
-NONE = "-"
 HEADERS = (
     *("DEPLOYMENT", "CALLS", "FINISHED", "REFUSED", "FAILED", "TTFT_S_P50", "TTFT_S_P95"),
     *("TPOT_MS_P50", "TPOT_MS_P95", "WHOLE_S_P50", "WHOLE_S_P95", "TOKENS_PER_S"),
@@ -55,9 +54,10 @@ def promises(numbers: Sequence[ReplayNumbers]) -> Table:
         rows=tuple(
             (
                 *(each.deployment, str(each.promised)),
-                *(_percent(each.met_of_admitted), _percent(each.met_of_admitted_in_the_mean)),
+                figure(each.met_of_admitted, 1, 100),
+                figure(each.met_of_admitted_in_the_mean, 1, 100),
                 str(each.told_late),
-                *(_ratio(each.late_over_told_p50), _ratio(each.late_over_told_p95)),
+                *(figure(each.late_over_told_p50, 2), figure(each.late_over_told_p95, 2)),
             )
             for each in numbers
             if each.promised or each.told_late
@@ -128,7 +128,7 @@ def controller_counts(report: ReplayReport) -> Table:
         rows=tuple(
             (
                 *(p.deployment, str(p.served), str(p.finished), str(p.refused)),
-                *(str(p.refused_seen), str(p.difference), _percent(p.cached_share)),
+                *(str(p.refused_seen), str(p.difference), figure(p.cached_share, 1, 100)),
             )
             for p in pairs
         ),
@@ -143,31 +143,15 @@ def _row(each: ReplayNumbers) -> tuple[str, ...]:
         str(each.finished),
         str(sum(count for _, count in each.refused)),
         str(sum(count for _, count in each.failed)),
-        _seconds(each.ttft_s_p50),
-        _seconds(each.ttft_s_p95),
-        _milliseconds(each.tpot_s_p50),
-        _milliseconds(each.tpot_s_p95),
-        _seconds(each.whole_s_p50),
-        _seconds(each.whole_s_p95),
+        figure(each.ttft_s_p50, 3),
+        figure(each.ttft_s_p95, 3),
+        figure(each.tpot_s_p50, 1, 1000),
+        figure(each.tpot_s_p95, 1, 1000),
+        figure(each.whole_s_p50, 3),
+        figure(each.whole_s_p95, 3),
         f"{each.tokens_per_s:.1f}",
         f"{100 * each.attainment:.1f}",
         f"{100 * each.attainment_in_the_mean:.1f}",
         f"{each.late_ms_p50:.1f}",
         f"{each.late_ms_p99:.1f}",
     )
-
-
-def _seconds(value: float | None) -> str:
-    return NONE if value is None else f"{value:.3f}"
-
-
-def _percent(share: float | None) -> str:
-    return NONE if share is None else f"{100 * share:.1f}"
-
-
-def _ratio(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
-
-
-def _milliseconds(value_s: float | None) -> str:
-    return NONE if value_s is None else f"{1000 * value_s:.1f}"

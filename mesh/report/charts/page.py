@@ -50,6 +50,15 @@ class Section:
         return file_name(self.title).replace(" ", "-")
 
 
+NONE = "-"
+"""A cell of a figure that is not there."""
+
+
+def figure(value: float | None, digits: int, times: float = 1.0) -> str:
+    """A cell with so many digits after the point."""
+    return NONE if value is None else f"{times * value:.{digits}f}"
+
+
 def of_table(table: Table) -> Section:
     return Section(title=table.title, notes=(table.note,), table=table)
 
