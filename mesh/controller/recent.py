@@ -130,7 +130,7 @@ class Recent:
 def _counted(ends: Sequence[_End]) -> RecentCalls:
     done = [end for end in ends if end.refused is None]
     ttft = Distribution.of(end.ttft_s for end in done)
-    tpot = Distribution.of(end.tpot_s for end in done if end.tpot_s is not None)
+    tpot = Distribution.of(end.tpot_s for end in done)
     refused = Counter(end.refused for end in ends if end.refused is not None)
     return RecentCalls(
         window_s=WINDOW_S,

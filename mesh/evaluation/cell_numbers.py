@@ -126,8 +126,6 @@ def cell_numbers(
     """All outcomes of a run; the series of all nodes over the workload's time."""
     late = [(o, o.late_s) for o in outcomes if o.finished]
     busy = {device: nodes_busy(nodes, device) for device in DeviceKind}
-    ttfts = (o.ttft_s for o in outcomes)
-    tpots = (o.tpot_s for o in outcomes)
     return CellNumbers(
         requests=len(outcomes),
         finished=len(late),
@@ -143,8 +141,8 @@ def cell_numbers(
         cold_requests=sum(o.grace_s > 0 for o in outcomes),
         refused=tuple(sorted(Counter(str(o.end) for o in outcomes if not o.finished).items())),
         decode_tokens_per_s=tuple(_decoding(nodes, busy)),
-        ttft=Distribution.of(s for s in ttfts if s is not None),
-        tpot=Distribution.of(s for s in tpots if s is not None),
+        ttft=Distribution.of(o.ttft_s for o in outcomes),
+        tpot=Distribution.of(o.tpot_s for o in outcomes),
         by_rank=by_rank(outcomes),
         served=served_shares(outcomes),
         energy=energy,

@@ -36,7 +36,7 @@ class Summary:
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
     reasons = Counter(str(o.end) for o in outcomes if not o.finished)
-    ttft = Distribution.of(o.ttft_s for o in outcomes if o.ttft_s is not None)
+    ttft = Distribution.of(o.ttft_s for o in outcomes)
     tpots = [o.tpot_s for o in outcomes if o.tpot_s is not None]
     return Summary(
         requests=len(outcomes),

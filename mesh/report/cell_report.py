@@ -128,8 +128,8 @@ def _calls(name: str, ends: Sequence[CallEnd]) -> CallsReport:
     judged = [end for end in ends if end.end != FinishReason.CANCELLED]
     met, mean = sum(e.met for e in judged), sum(e.met_in_the_mean for e in judged)
     refused = Counter(end.end for end in ends if end.refused)
-    ttft = Distribution.of(end.ttft_s for end in judged if end.ttft_s is not None)
-    tpot = Distribution.of(end.tpot_s for end in judged if end.tpot_s is not None)
+    ttft = Distribution.of(end.ttft_s for end in judged)
+    tpot = Distribution.of(end.tpot_s for end in judged)
     return CallsReport(
         deployment=name,
         calls=len(ends),

@@ -19,8 +19,9 @@ class Distribution:
     seconds: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Distribution":
-        ordered = sorted(values)
+    def of(cls, values: Iterable[float | None]) -> "Distribution":
+        """Of those that are not `None`."""
+        ordered = sorted(value for value in values if value is not None)
         n = len(ordered)
         ranks = [max(0, -(-n * percent // STEPS) - 1) for percent in range(STEPS + 1)] if n else []
         return cls(count=n, seconds=tuple(ordered[rank] for rank in ranks))

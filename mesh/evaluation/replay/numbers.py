@@ -107,9 +107,9 @@ def numbers(results: Sequence[CallResult], names: Iterable[str]) -> tuple[Replay
 def numbers_of(name: str, results: Sequence[CallResult], span_s: float) -> ReplayNumbers:
     judged = [r.outcome for r in results if r.judged]
     promised = [o for o in judged if o.promised_in_time]
-    over_told = Distribution.of(s for o in judged if (s := o.late_over_told) is not None)
-    ttft = Distribution.of(o.ttft_s for o in judged if o.ttft_s is not None)
-    tpot = Distribution.of(o.tpot_s for o in judged if o.tpot_s is not None)
+    over_told = Distribution.of(o.late_over_told for o in judged)
+    ttft = Distribution.of(o.ttft_s for o in judged)
+    tpot = Distribution.of(o.tpot_s for o in judged)
     whole = Distribution.of(o.ended_s - o.arrival_s for o in judged if o.finished)
     late = Distribution.of(1000 * r.late_s for r in results if r.sent)
     output_tokens = sum(len(r.outcome.tokens_s) for r in results)
