@@ -35,7 +35,7 @@ DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
     number("SERVED", lambda d: d.served),
     number("REFUSED", lambda d: d.refused),
     number("TTFT_SLO_S", lambda d: seconds(d.spec.slo.ttft_s)),
-    number("TPOT_SLO_S", lambda d: _limit(d.spec.tpot_limit_s)),
+    number("TPOT_SLO_S", lambda d: limit_of(d.spec.tpot_limit_s)),
     number("CONTEXT_TOKENS", lambda d: d.context_tokens_max or None),
     word("SOURCE", lambda d: d.spec.source),
 )
@@ -159,7 +159,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         *([("task", spec.task)] if spec.task is not None else []),
         ("context_tokens_max", str(deployment.context_tokens_max or "")),
         ("ttft_slo_s", ttft),
-        *[("tpot_slo_s", limit) for limit in [_limit(spec.tpot_limit_s)] if limit is not None],
+        *[("tpot_slo_s", most) for most in [limit_of(spec.tpot_limit_s)] if most is not None],
         ("cold_start", str(spec.slo.cold_start)),
         *([("class_default", spec.class_default)] if spec.classes else []),
         ("replicas", f"{spec.scaling.replicas_min} to {spec.scaling.replicas_max}"),
@@ -224,8 +224,8 @@ def energy_words(energy: EnergyView) -> str:
     return f"{', '.join(said)} (by {', '.join(energy.sources)})"
 
 
-def _limit(span_s: float | None) -> str | None:
-    return None if span_s is None else seconds(span_s)
+def limit_of(most: float | None) -> str | None:
+    return None if most is None else f"{most:g}"
 
 
 def seconds(span_s: float) -> str:

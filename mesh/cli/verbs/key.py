@@ -14,7 +14,7 @@ import click
 from mesh.cli import output
 from mesh.cli.options import format_option, home_option, span_s
 from mesh.cli.output import Column, Format, word
-from mesh.cli.tables import utc_minute
+from mesh.cli.tables import limit_of, utc_minute
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import Key, Role, TenantLimits, TenantName
 from mesh.domain.errors import InvalidInput
@@ -30,10 +30,10 @@ _KEYS: tuple[Column[Key], ...] = (
 Limited = tuple[TenantName, TenantLimits]
 _LIMITS: tuple[Column[Limited], ...] = (
     word("TENANT", lambda t: t[0]),
-    word("REQUESTS_PER_S", lambda t: _number(t[1].requests_per_s)),
-    word("TOKENS_PER_MIN", lambda t: _number(t[1].tokens_per_min)),
-    word("RUNNING", lambda t: _number(t[1].running)),
-    word("DEPLOYMENTS", lambda t: _number(t[1].deployments)),
+    word("REQUESTS_PER_S", lambda t: limit_of(t[1].requests_per_s)),
+    word("TOKENS_PER_MIN", lambda t: limit_of(t[1].tokens_per_min)),
+    word("RUNNING", lambda t: limit_of(t[1].running)),
+    word("DEPLOYMENTS", lambda t: limit_of(t[1].deployments)),
 )
 
 
@@ -139,7 +139,3 @@ def _age_s(text: str) -> float:
     if age_s is None:
         raise InvalidInput(f"--expires {text!r} is no age", hint="write 30m, 24h or 90d")
     return age_s
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
