@@ -56,11 +56,8 @@ class KeyBook:
         self._keys: dict[str, Key] = {}
         self._by_id: dict[str, Key] = {}
         self._limits: dict[TenantName, TenantLimits] = {}
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot make {folder}: {error.strerror}") from error
         with self._explained("open"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_S_MAX)
         try:
             self._begin()

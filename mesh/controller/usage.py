@@ -9,8 +9,8 @@ what is to be written is kept, a number an hour and deployment, and tried again.
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -72,10 +72,8 @@ class UsageBook:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
-        try:
+        with self._explained("open"):
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
-        except sqlite3.Error as error:
-            raise self._explained("open", error) from error
         try:
             self._begin()
         except BaseException:
@@ -83,7 +81,7 @@ class UsageBook:
             raise
 
     def _begin(self) -> None:
-        try:
+        with self._explained("open"):
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
             (found,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -106,12 +104,10 @@ class UsageBook:
             # columns for nulls: it has no row ids.
             self._connection.execute("SELECT sum(requests) FROM usage").fetchone()
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise self._explained("open", error) from error
 
     def add(self, usages: Sequence[Usage]) -> None:
         """In one transaction."""
-        try:
+        with self._explained("write"):
             self._connection.execute("BEGIN")
             try:
                 self._connection.executemany(_ADD, [_row(usage) for usage in usages])
@@ -119,8 +115,6 @@ class UsageBook:
             except BaseException:
                 self._connection.rollback()
                 raise
-        except sqlite3.Error as error:
-            raise self._explained("write", error) from error
 
     def since(
         self, from_unix_s: float, by: UsageBy | None = None, tenant: TenantName | None = None
@@ -135,32 +129,32 @@ class UsageBook:
             f"SELECT {', '.join(columns)} FROM usage WHERE hour_unix_s > ? AND tenant = "
             f"coalesce(?, tenant) GROUP BY {', '.join(kept)} ORDER BY {', '.join(kept)} LIMIT ?"
         )
-        try:
-            with closing(
-                sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
-            ) as reader:
-                rows = reader.execute(
-                    query, (from_unix_s - HOUR_S, tenant, ROWS_MAX + 1)
-                ).fetchall()
-        except sqlite3.Error as error:
-            raise self._explained("read", error) from error
+        asked = (from_unix_s - HOUR_S, tenant, ROWS_MAX + 1)
+        with (
+            self._explained("read"),
+            closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)) as reader,
+        ):
+            rows = reader.execute(query, asked).fetchall()
         _check_few(rows)
         return tuple(Usage(**dict(zip(_COLUMNS, row, strict=True))) for row in rows)
 
     def drop_before(self, unix_s: float) -> None:
-        try:
+        with self._explained("write"):
             self._connection.execute("DELETE FROM usage WHERE hour_unix_s < ?", (unix_s,))
-        except sqlite3.Error as error:
-            raise self._explained("write", error) from error
 
     def close(self) -> None:
         self._connection.close()
 
-    def _explained(self, verb: str, error: sqlite3.Error) -> StorageError:
-        return StorageError(
-            f"cannot {verb} the usage file {self.path}: {error}",
-            hint="check its disk: space left, rights; a file that is no database may be moved away",
-        )
+    @contextmanager
+    def _explained(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"cannot {verb} the usage file {self.path}: {error}",
+                hint="check its disk: space left, rights; "
+                "a file that is no database may be moved away",
+            ) from error
 
 
 def _check_few(lines: Sequence[object]) -> None:
