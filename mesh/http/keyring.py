@@ -17,7 +17,7 @@ from mesh.domain.access import NOBODY, Key, Role, TenantName
 from mesh.domain.errors import NotFound
 from mesh.http.bodies import read
 from mesh.http.exchange import Bodies, Endpoint, Exchange
-from mesh.http.refusals import encoded
+from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
 from mesh.report.plain import plain, plain_fields
@@ -77,9 +77,7 @@ def keyring(store: KeyStore | None, bodies: Bodies) -> list[Route]:
         check_origin(request)
         key_id = request.path_params["key_id"]
         await asyncio.to_thread(found(store).revoke, key_id)
-        return Response(
-            encoded({"message": f"{key_id} was revoked"}), media_type="application/json"
-        )
+        return json_response({"message": f"{key_id} was revoked"})
 
     return [
         Route("/api/v1/keys", _Keyring(store, bodies), methods=["GET", "POST"]),
