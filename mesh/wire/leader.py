@@ -34,7 +34,8 @@ class Look(Enum):
 async def look(channel: grpc.aio.Channel, *shown: tuple[str, str]) -> Look:
     """`shown`: the metadata."""
     try:
-        return _answer(await _asked(channel, shown))
+        check, asked = _check(channel)
+        return _answer(await check(asked, timeout=LOOK_S_MAX, metadata=shown))
     except grpc.RpcError as error:
         return _failure(error)
     except grpc.aio.BaseError:  # gRPC cannot use the channel just now
@@ -59,11 +60,6 @@ def looked(begun: Any) -> Look:
         return Look.SILENT
     except grpc.RpcError as error:
         return _failure(error)
-
-
-def _asked(channel: Any, shown: tuple[tuple[str, str], ...]) -> Any:
-    check, asked = _check(channel)
-    return check(asked, timeout=LOOK_S_MAX, metadata=shown)
 
 
 def _check(channel: Any) -> tuple[Any, Any]:
