@@ -20,6 +20,7 @@ from mesh.domain.errors import InvalidInput, MeshError, ModelError, StorageError
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.invocation import ChatPrompt, FillPrompt, PairPrompt, TextPrompt
+from mesh.domain.limits import forget_oldest
 from mesh.domain.text import SamplingDefaults, TextAssets, ToolFormat
 from mesh.domain.values import dataclass, replace
 from mesh.text.pool import Owner, TextPool, codec_key
@@ -226,8 +227,7 @@ class Tokenizers:
         thinking = _thinking(await self._called(texts, "thinking", template_kwargs, chars=chars))
         if chars <= THINKING_CHARS_MAX:
             texts.thinking[template_kwargs] = thinking
-            while len(texts.thinking) > THINKINGS_MAX:
-                texts.thinking.popitem(last=False)
+            forget_oldest(texts.thinking, THINKINGS_MAX)
         return thinking
 
     async def token_bytes(self, model_id: ModelId) -> Callable[[int], bytes]:
@@ -247,8 +247,7 @@ class Tokenizers:
             owner = Owner(tenant=caller().tenant, name="grammar", key=key)
             await self._pool.call(owner, None, "check_grammar", grammar, chars=len(grammar.text))
             self._grammars[grammar] = None
-            while len(self._grammars) > GRAMMARS_MAX:
-                self._grammars.popitem(last=False)
+            forget_oldest(self._grammars, GRAMMARS_MAX)
         else:
             self._grammars.move_to_end(grammar)
 
@@ -303,8 +302,7 @@ class Tokenizers:
         task = asyncio.ensure_future(self._built(model_id))
         task.add_done_callback(built)
         self._building[model_id] = task
-        while len(self._building) > self._codecs_max:
-            self._building.popitem(last=False)
+        forget_oldest(self._building, self._codecs_max)
         return task
 
     async def _built(self, model_id: ModelId) -> _Texts:
@@ -317,8 +315,7 @@ class Tokenizers:
             return made
         except ModelError as error:
             self._failed[model_id] = (asyncio.get_running_loop().time() + FAILED_S, error)
-            while len(self._failed) > self._codecs_max:
-                self._failed.popitem(last=False)
+            forget_oldest(self._failed, self._codecs_max)
             raise
 
     async def _made(self, model_id: ModelId) -> _Texts:

@@ -30,6 +30,7 @@ from mesh.domain.errors import (
     Unavailable,
     UnsupportedModel,
 )
+from mesh.domain.limits import forget_oldest
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.text import TextAssets
 from mesh.domain.units import format_bytes
@@ -376,8 +377,7 @@ class TextPool:
         for who in (job.whose[0], job.whose):
             served[who] = self._count
             served.move_to_end(who)
-        while len(served) > RECORDS_MAX:
-            served.popitem(last=False)
+        forget_oldest(served, RECORDS_MAX)
         return job
 
     def _kind(self, job: _Job) -> _Kind:
@@ -470,8 +470,7 @@ class TextPool:
     def _note(self, job: _Job) -> _Record:
         record = self._records.setdefault(job.whose, _Record())
         self._records.move_to_end(job.whose)
-        while len(self._records) > RECORDS_MAX:
-            self._records.popitem(last=False)
+        forget_oldest(self._records, RECORDS_MAX)
         return record
 
     def _end_idle(self, place: _Place) -> None:
