@@ -137,7 +137,7 @@ class Control(ControlServicer):
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.Deployment:
         return to_wire(
-            find_deployment(DeploymentName(request.name), self._snapshot().deployments),
+            find_deployment(DeploymentName(request.name), self._calls.snapshot().deployments),
             pb.Deployment,
         )
 
@@ -157,7 +157,7 @@ class Control(ControlServicer):
         return pb.ListNodesResponse(nodes=self._nodes(self._calls.snapshot()))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
-        status = self._viewed.status(self._snapshot(), self._viewed.batches())
+        status = self._viewed.status(self._calls.snapshot(), self._viewed.batches())
         return to_wire(status, pb.Status)
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
@@ -205,9 +205,6 @@ class Control(ControlServicer):
     def _nodes(self, snapshot: CellSnapshot) -> list[pb.Node]:
         nodes = with_starting(snapshot.nodes, self._viewed.starting())
         return [to_wire(one, pb.Node) for one in nodes]
-
-    def _snapshot(self) -> CellSnapshot:
-        return self._calls.snapshot()
 
 
 async def _write(operation: Replies, context: Any) -> None:

@@ -78,8 +78,10 @@ class ClientStream:
         self._first_s: float | None = None
         self._last_s = arrived_s
         self._had = 0 if resumed is None else len(resumed.output_tokens)
-        self._output_tokens = self._had
-        self._has_place = False
+        self.output_tokens = self._had
+        """Those that its client has, or has before it to read."""
+        self.has_place = False
+        """Its client was told which deadlines hold."""
         self._told: Mailbox[Told] = Mailbox(told_max)
         self._refusal: Refused | None = None
         self._join_s = join_s
@@ -102,11 +104,11 @@ class ClientStream:
                     if self._first_s is None:
                         self._first_s = now_s
                         self._cached_prompt_tokens = outputs.cached_tokens
-                    self._output_tokens += len(outputs.token_ids)
+                    self.output_tokens += len(outputs.token_ids)
                 self.finish = outputs.finish
                 self.ended = outputs.finish is not None
             case TellAccepted():
-                self._has_place = True
+                self.has_place = True
             case RefuseRequest():
                 self.ended = True
         if buffered:
@@ -129,16 +131,6 @@ class ClientStream:
         self.tell(TellAccepted(request_id=request_id, grace_s=0.0), now_s)
         self.tell(DeliverTokens(outputs=last), now_s)
 
-    @property
-    def has_place(self) -> bool:
-        """Whether its client was told which deadlines hold."""
-        return self._has_place
-
-    @property
-    def output_tokens(self) -> int:
-        """Those that its client has, or has before it to read."""
-        return self._output_tokens
-
     def _buffer(self, told: DeliverTokens, now_s: float) -> bool:
         """Whether these tokens wait for the next: those that come soon after others were given, if
         none is due soon. The next tokens take them along, so that the answers of a batch go out at
@@ -148,7 +140,7 @@ class ClientStream:
             return False
         if self._buffered_until is None:
             limit_s = self._slo.ttft_limit_s(len(self.request.prompt_tokens)) + self._grace_s
-            due_s = self._arrived_s + limit_s + self._output_tokens * self._slo.tpot_s
+            due_s = self._arrived_s + limit_s + self.output_tokens * self._slo.tpot_s
             buffered_s = min(self._join_s, due_s - JOIN_MARGIN_S - now_s)
             if buffered_s <= 0.0:
                 return False
@@ -171,14 +163,14 @@ class ClientStream:
         """The tokens of prompt and answer as they are metered: 0 as long as there is no answer."""
         before = self.charged_before
         prompt = self.request.counted_prompt_tokens if before is None else 0
-        came = self._output_tokens - max(self._had, before or 0)
+        came = self.output_tokens - max(self._had, before or 0)
         return prompt + came if came > 0 else 0
 
     @property
     def charged(self) -> int | None:
         """So many tokens of the answer are charged, with the prompt; `None`: nothing is."""
-        came = self._output_tokens > max(self._had, self.charged_before or 0)
-        return self._output_tokens if came else self.charged_before
+        came = self.output_tokens > max(self._had, self.charged_before or 0)
+        return self.output_tokens if came else self.charged_before
 
     @property
     def asked_s(self) -> float:
@@ -187,13 +179,13 @@ class ClientStream:
         return self._arrived_s - (age_s or 0.0)
 
     def snapshot(self, now_s: float) -> RequestSnapshot:
-        phase = RequestPhase.ACCEPTED if self._has_place else RequestPhase.QUEUED
+        phase = RequestPhase.ACCEPTED if self.has_place else RequestPhase.QUEUED
         return RequestSnapshot(
             request_id=self.request.request_id,
             deployment=self.request.deployment,
-            phase=RequestPhase.ANSWERING if self._output_tokens else phase,
+            phase=RequestPhase.ANSWERING if self.output_tokens else phase,
             prompt_tokens=len(self.request.prompt_tokens),
-            output_tokens=self._output_tokens,
+            output_tokens=self.output_tokens,
             output_tokens_max=self.request.sampling.max_tokens,
             age_s=now_s - self._arrived_s,
         )
@@ -252,11 +244,11 @@ class ClientStream:
 
     def _finished(self, reason: FinishReason, last: DeliverTokens) -> Finished:
         first_s = self._last_s if self._first_s is None else self._first_s
-        gaps = self._output_tokens - self._had - 1
+        gaps = self.output_tokens - self._had - 1
         return Finished(
             reason=reason,
             prompt_tokens=len(self.request.prompt_tokens),
-            output_tokens=self._output_tokens,
+            output_tokens=self.output_tokens,
             ttft_s=first_s - self._arrived_s,
             tpot_s=(self._last_s - first_s) / gaps if gaps > 0 else 0.0,
             grace_s=self._grace_s,
