@@ -20,7 +20,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Distribution":
-        """Of those that are not `None`."""
+        """The distribution of those that are not `None`."""
         ordered = sorted(value for value in values if value is not None)
         n = len(ordered)
         ranks = [max(0, -(-n * percent // STEPS) - 1) for percent in range(STEPS + 1)] if n else []
