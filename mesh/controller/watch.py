@@ -7,7 +7,7 @@ is dropped with a note, rather than slowing the cell down or hiding that lines a
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import field
-from itertools import islice
+from itertools import count, islice
 
 from mesh.domain.access import ANYONE, Caller, Role
 from mesh.domain.errors import Unavailable
@@ -26,7 +26,8 @@ WATCHER_LINES_MAX = 2_000
 """At most so many lines may wait for one watcher to read."""
 
 Narrate = Callable[[object, Sequence[object]], Sequence[CellLine]]
-_Line = tuple[float, CellLine]
+_Line = tuple[int, float, CellLine]
+"""Its number, its time by the host's clock, and what it says."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,17 +43,18 @@ class CellLog:
     def __init__(self, *, narrate: Narrate, now_s: Callable[[], float]) -> None:
         self._narrate = narrate
         self._now_s = now_s
+        self._numbers = count(1)
         self._lines: deque[_Line] = deque(maxlen=LINES_MAX)
         self._watchers: list[_Watcher] = []
         self._closed = False
 
-    def lines(self) -> list[_Line]:
+    def lines(self) -> list[tuple[float, CellLine]]:
         """All that are kept, each with its time by the host's clock."""
-        return list(self._lines)
+        return [(at_s, said) for _, at_s, said in self._lines]
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         for said in self._narrate(event, actions):
-            line = (now_s, _cut(said))
+            line = (next(self._numbers), now_s, _cut(said))
             self._lines.append(line)
             for watcher in self._watchers:
                 if watcher.asks.sees(said.tenant) and not watcher.lines.put(line):
@@ -72,7 +74,7 @@ class CellLog:
         Unavailable when too many watch already.
         """
         watcher = _Watcher(asks)
-        seen = (line for line in reversed(self._lines) if asks.sees(line[1].tenant))
+        seen = (line for line in reversed(self._lines) if asks.sees(line[2].tenant))
         earlier = list(islice(seen, backlog))[::-1]
         if follow and not self._closed:
             self._check_room(asks)
@@ -86,7 +88,7 @@ class CellLog:
                 for line in lines:
                     yield self._aged(line)
             if watcher.missed:
-                yield CellEvent(age_s=0.0, line=_DROPPED)
+                yield CellEvent(number=next(self._numbers), age_s=0.0, line=_DROPPED)
         finally:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
@@ -108,8 +110,8 @@ class CellLog:
                 )
 
     def _aged(self, line: _Line) -> CellEvent:
-        at_s, said = line
-        return CellEvent(age_s=max(0.0, self._now_s() - at_s), line=said)
+        number, at_s, said = line
+        return CellEvent(number=number, age_s=max(0.0, self._now_s() - at_s), line=said)
 
 
 def _cut(line: CellLine) -> CellLine:

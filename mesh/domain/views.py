@@ -493,5 +493,7 @@ class CellLine:
 class CellEvent:
     """A line as a watcher receives it: how long ago it was, when it was sent."""
 
+    number: int
+    """Counts the lines of a controller from its start."""
     age_s: float
     line: CellLine

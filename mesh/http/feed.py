@@ -112,7 +112,9 @@ class _Audience:
 
 
 class Feed:
-    """`run` tells its event ids from those of an earlier controller; `unix_s` is the wall clock."""
+    """`run` tells its ids of events and lines from those of an earlier controller; `unix_s` is the
+    wall clock.
+    """
 
     def __init__(self, watched: Watched, *, run: str, unix_s: Callable[[], float]) -> None:
         self._watched = watched
@@ -320,8 +322,8 @@ class Feed:
                 audience.tell(event)
 
     def _keep(self, event: CellEvent) -> None:
-        at_s = round(self._unix_s() - event.age_s, 3)
-        told = plain_json({"time_unix_s": at_s, **members(event.line)})
+        at_s, line_id = round(self._unix_s() - event.age_s, 3), f"{self._run}-{event.number}"
+        told = plain_json({"line_id": line_id, "time_unix_s": at_s, **members(event.line)})
         self._lines.append((event.line, told))
 
 

@@ -38,13 +38,13 @@ export function Deployment({ state, lines: all, name }) {
       <${Table} label="Revisions" columns=${REVISIONS} rows=${one.revisions} keyOf=${(r) => r.number} />`}
     <${Profiles} key=${name} name=${name} since=${told(lines, instances)} />
     <h2>Events</h2>
-    ${lines.length ? html`<ol class="lines">${lines.slice(-50).map((line) => html`<${Line} key=${line.number} line=${line} />`)}</ol>`
+    ${lines.length ? html`<ol class="lines">${lines.slice(-50).map((line) => html`<${Line} key=${line.line_id} line=${line} />`)}</ol>`
       : html`<p class="dim">None of late.</p>`}
     <${Manifest} key=${name} name=${name} spec=${spec} />`;
 }
 
 // Differs once there may be other profiles: after a load, and after a line that tells of one.
-const told = (lines, instances) => `${instances.filter((i) => i.state === "ready").length} ${lines.findLast(({ text }) => /profile|measured model/.test(text))?.number}`;
+const told = (lines, instances) => `${instances.filter((i) => i.state === "ready").length} ${lines.findLast(({ text }) => /profile|measured model/.test(text))?.line_id}`;
 
 function Manifest({ name, spec }) {
   const { value, error } = useAsked(() => manifestOf(name), [name, spec]);

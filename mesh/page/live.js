@@ -8,7 +8,6 @@ const LINES_MAX = 2000;
 const SAMPLES_MAX = 900; // as many as the controller keeps
 const PLACES_MAX = 4000;
 const RETRY_MS = 2000;
-const SAME_S = 0.5; // the time of a line is reckoned anew when it is told again
 // Browsers open six connections to a host, all windows together. Those that began to follow last keep
 // one; another looks every few seconds at what it has missed, until it is used again.
 export const STREAMS_MAX = 4;
@@ -18,7 +17,7 @@ const STAY_MS = 100; // of a look, after its first event: a window that is opene
 export const live = {
   state: null, // as of /api/v1/cell; null before the first answer
   samples: {}, // columns by name, the oldest first
-  lines: [], // { number, time_unix_s, kind, subject, text, deployment }, the oldest first
+  lines: [], // { line_id, time_unix_s, kind, subject, text, deployment }, the oldest first
   heardMs: performance.now(), // when the controller was heard last
   note: "", // why what is shown began anew, in the controller's words
   ended: "", // why nothing more was told, until something is
@@ -27,8 +26,6 @@ export const live = {
 export const places = new Map(); // the node of each instance that is or was there, by its id
 const listeners = new Set();
 let drawing = false;
-let lines = 0; // how many were told
-let toldBefore = []; // the lines that may be told again, the oldest first
 let lastId = ""; // of the last event that was taken
 let follows = false; // whether the other windows were told that this one follows
 let left = false; // whether the events ended because this window was hidden, or had to make room
@@ -82,8 +79,8 @@ export function merged(target, patch) {
 const TAKES = {
   cell: ({ why, samples, ...state }) => {
     placed(state.instances);
-    toldBefore = why && left && !session.journal ? live.lines : []; // over a journal one may have gone back
-    Object.assign(live, { state, samples, lines: toldBefore, note: why && !left && `Shown anew: ${why}` });
+    const lines = why && left && !session.journal ? live.lines : []; // over a journal one may have gone back
+    Object.assign(live, { state, samples, lines, note: why && !left && `Shown anew: ${why}` });
   },
   change: ({ patch, samples }) => {
     placed(patch.instances);
@@ -91,12 +88,8 @@ const TAKES = {
     live.samples = appended(live.samples, samples);
   },
   lines: (told) => {
-    const fresh = told.filter((line) => {
-      const known = toldBefore.findIndex((one) => isSame(one, line));
-      toldBefore = toldBefore.slice(known + 1);
-      return known < 0;
-    });
-    live.lines = [...live.lines, ...fresh.map((line) => ({ ...line, number: ++lines }))].slice(-LINES_MAX);
+    const known = new Set(live.lines.map((one) => one.line_id));
+    live.lines = [...live.lines, ...told.filter((one) => !known.has(one.line_id))].slice(-LINES_MAX);
   },
   end: () => {},
 };
@@ -158,9 +151,6 @@ function take(name, told) {
   TAKES[name]?.(told); // a controller of another version may tell more
   draw();
 }
-
-const isSame = (one, other) => Math.abs(one.time_unix_s - other.time_unix_s) < SAME_S
-  && ["kind", "subject", "text", "deployment"].every((name) => one[name] === other[name]);
 
 function placed(instances) {
   for (const [id, one] of Object.entries(instances ?? {})) if (one?.node_id) places.set(id, one.node_id);

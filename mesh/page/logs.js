@@ -25,11 +25,11 @@ export function Logs({ state, lines: all, asked }) {
       <${Copy} text=${() => shown.map(written).join("\n")} />
       <span class="dim" role="status">${shown.length} of ${(held ?? all).length} lines${held ? `, paused; ${newer(held, all)} newer` : ""}</span>
     </div>
-    ${shown.length ? html`<ol class="lines log">${shown.map((line) => html`<${Line} key=${line.number} line=${line} />`).reverse()}</ol>`
+    ${shown.length ? html`<ol class="lines log">${shown.map((line) => html`<${Line} key=${line.line_id} line=${line} />`).reverse()}</ol>`
       : html`<p class="dim">${all.length ? "No line fits." : `Nothing has happened${session.role === "tenant" ? " to your deployments" : ""} of late.`}</p>`}`;
 }
 
-const newer = (held, lines) => (lines.at(-1)?.number ?? 0) - (held.at(-1)?.number ?? 0);
+const newer = (held, lines) => lines.length - 1 - lines.findLastIndex((one) => one.line_id === held.at(-1)?.line_id);
 
 const written = (line) => `${clock(line.time_unix_s)} ${line.kind} ${line.subject} ${line.text}`;
 

@@ -1619,6 +1619,7 @@ class CellEvent(_message.Message):
     FAULT_FIELD_NUMBER: _builtins.int
     DEPLOYMENT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     age_s: _builtins.float
     """Seconds ago, when it was sent."""
     kind: _builtins.str
@@ -1630,6 +1631,8 @@ class CellEvent(_message.Message):
     deployment: _builtins.str
     """The deployment that it is about, and the tenant whose that is; empty where there is none."""
     tenant: _builtins.str
+    number: _builtins.int
+    """Counts the lines of a controller from its start."""
     def __init__(
         self,
         *,
@@ -1640,10 +1643,11 @@ class CellEvent(_message.Message):
         fault: _builtins.bool = ...,
         deployment: _builtins.str = ...,
         tenant: _builtins.str = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "deployment", b"deployment", "fault", b"fault", "kind", b"kind", "subject", b"subject", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "deployment", b"deployment", "fault", b"fault", "kind", b"kind", "number", b"number", "subject", b"subject", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -150,6 +150,8 @@ def test_logs_tell_what_happened_in_words_and_as_json_lines(cell: RunningCell, c
     events = [json.loads(line) for line in cell.mesh("logs", "-o", "json").out.splitlines()]
     assert all(abs(event["time_unix_s"] - time.time()) < 600 for event in events)
     assert {"kind", "subject", "text"} <= set(events[0])
+    first = events[0]["number"]
+    assert [event["number"] for event in events] == [*range(first, first + len(events))]
     about = cell.mesh("logs", "cpu0", "-n", "3", "-o", "json").out.splitlines()
     assert 0 < len(about) <= 3
 

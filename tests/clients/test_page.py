@@ -1151,7 +1151,7 @@ def test_what_changes_out_of_sight_is_shown_when_it_is_scrolled_to(page: Any, ce
     with page.expect_response("**/chat/profiles"):
         show(page, "#/deployments/chat")
     said = {"kind": "deployment", "subject": "chat", "text": "measured model m in 3 s, on x"}
-    events.append(("lines", [{"time_unix_s": 0.0, "deployment": "chat", **said}]))
+    events.append(("lines", [{"line_id": "1-1", "time_unix_s": 0.0, "deployment": "chat", **said}]))
     with page.expect_response("**/chat/profiles"):
         page.locator(".lines").get_by_text("measured model m").wait_for()
 

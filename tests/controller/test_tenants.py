@@ -215,7 +215,8 @@ async def test_the_last_lines_are_kept_with_their_age() -> None:
     assert await texts_of(log, backlog=0) == []
     everything = [event async for event in log.watch(backlog=2**31, follow=False)]
     assert len(everything) == LINES_MAX
-    assert everything[0] == CellEvent(age_s=6.0, line=CellLine(kind="node", subject="n1", text="5"))
+    line = CellLine(kind="node", subject="n1", text="5")
+    assert everything[0] == CellEvent(number=6, age_s=6.0, line=line)
 
 
 async def test_a_follower_gets_what_happens_until_the_log_is_closed() -> None:

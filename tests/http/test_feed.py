@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from math import inf, nan
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import pytest
 import requests
 
 from mesh.controller.recent import Recent
+from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.errors import Unavailable
 from mesh.domain.profile import Stalls
@@ -88,7 +90,8 @@ class Watched:
     async def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
         while True:
             text = await self.said.get()
-            yield CellEvent(age_s=1.0, line=CellLine(kind="node", subject="n1", text=text))
+            line = CellLine(kind="node", subject="n1", text=text)
+            yield CellEvent(number=1, age_s=1.0, line=line)
 
 
 @pytest.fixture
@@ -299,6 +302,20 @@ async def test_lines_come_at_once_to_whoever_may_read_them(
         assert [name async for _, name, _ in told(two)] == ["end"]
     with pytest.raises(Unavailable):
         await anext(feed.events(ADMIN, ""))
+
+
+async def test_a_line_that_is_told_again_has_the_same_id(watched: Watched) -> None:
+    """Its time is reckoned anew. A line of another controller has another id."""
+    said = [CellLine(kind="node", subject="n1", text="loaded")] * 2
+    log = CellLog(narrate=lambda event, actions: said, now_s=lambda: 2.0)
+    log.record(1.0, None, [])
+    watched.lines = log.watch  # type: ignore[method-assign]
+    for run, unix_s in (("r1", 100.0), ("r1", 109.0), ("r2", 109.0)):
+        feed = Feed(watched, run=run, unix_s=partial(float, unix_s))
+        async with asyncio.timeout(WAIT_S_MAX), aclosing(feed.events(ADMIN, "")) as blocks:
+            lines = await anext(data async for _, name, data in told(blocks) if name == "lines")
+        ids = [(line["line_id"], line["time_unix_s"]) for line in lines]
+        assert ids == [(f"{run}-{number}", unix_s - 1.0) for number in (1, 2)]
 
 
 async def test_lines_go_on_after_one_that_cannot_be_told(watched: Watched) -> None:
