@@ -9,7 +9,8 @@ const SAMPLES_MAX = 900; // as many as the controller keeps
 const PLACES_MAX = 4000;
 const RETRY_MS = 2000;
 // Browsers open six connections to a host, all windows together. Those that began to follow last keep
-// one; another looks every few seconds at what it has missed, until it is used again.
+// one; another looks every few seconds at what it has missed, until it is used again. A place that
+// becomes free is taken by the one that looks next: woken together, all that wait would take it.
 export const STREAMS_MAX = 4;
 export const LOOK_S = 5;
 const STAY_MS = 100; // of a look, after its first event: a window that is opened needs connections for its files
@@ -48,17 +49,19 @@ export function onChange(listener) {
 
 export const isCrowded = () => newer.size >= STREAMS_MAX;
 
+const waits = () => isCrowded() || !follows;
+
 windows.onmessage = ({ data }) => {
   const was = isCrowded();
   if (data.follows) newer.add(data.of); else newer.delete(data.of);
-  if (isCrowded() !== was) dispatchEvent(new Event(was ? "room" : "crowded"));
+  if (isCrowded() && !was) dispatchEvent(new Event("crowded"));
 };
 addEventListener("focus", tellNewest); // it follows, or is about to
 addEventListener("pagehide", () => tell(false));
 
 // A hidden tab follows nothing, so no silence is counted; shown again it counts from then on.
 export function silentS() {
-  return document.hidden ? 0 : (performance.now() - live.heardMs) / 1000 - (isCrowded() ? LOOK_S : 0);
+  return document.hidden ? 0 : (performance.now() - live.heardMs) / 1000 - (waits() ? LOOK_S : 0);
 }
 
 addEventListener("visibilitychange", () => {
@@ -105,7 +108,7 @@ const happens = (names, withinMs = 60_000) => new Promise((resolve) => {
 // it has.
 export async function follow() {
   for (;;) {
-    if (isCrowded()) await happens("focus room", (500 + 500 * me) * LOOK_S); // windows do not look in step
+    if (isCrowded()) await happens("focus", (500 + 500 * me) * LOOK_S); // windows do not look in step
     while (document.hidden) await happens("visibilitychange");
     if (!isCrowded()) tellNewest();
     const leaving = new AbortController();
@@ -120,7 +123,7 @@ export async function follow() {
         lastId = ""; // after an event that cannot be taken, the whole is wanted
         take(name, JSON.parse(data));
         lastId = last;
-        if (isCrowded()) stays ??= setTimeout(() => leaving.abort(), STAY_MS);
+        if (waits()) stays ??= setTimeout(() => leaving.abort(), STAY_MS);
       }
     } catch (error) {
       live.error = error.status ? error : null; // where nobody answers, the silence says so

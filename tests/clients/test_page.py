@@ -1041,7 +1041,16 @@ def test_more_windows_than_a_browser_opens_connections_are_all_told(page: Any, c
     page.evaluate("dispatchEvent(new Event('focus'))")
     page.get_by_text(said).wait_for(state="detached")
     others[1].get_by_text(said).wait_for()
-    for other in others[-3:]:
+    page.evaluate(
+        """() => { window.began = 0;
+          window.heard = new BroadcastChannel("mesh events /");
+          heard.onmessage = ({ data }) => { began += data.follows; }; }"""
+    )
+    others[-1].close()
+    page.wait_for_function("began")
+    page.wait_for_timeout(500)
+    assert page.evaluate("began") < 3, "of three that wait one takes its place"
+    for other in others[-3:-1]:
         other.close()
     others[0].get_by_text(said).wait_for(state="detached")
     assert page.get_by_text("Shown anew").count() == 0
