@@ -83,7 +83,7 @@ def chrome_trace(book: CallBook, now_s: float, sees: Sees) -> Iterator[Plain]:
     may be made in a thread.
     """
     calls = [call for call in (*book.stories, *book.open.values()) if sees(call.tenant)]
-    loads = [load for load in book.loads if sees(load.tenant)]
+    loads = [one for one in book.loads if sees(one.tenant) and _recent(one.ended_s, now_s)]
     recent = [call for call in calls if _recent(call.ended_s, now_s)]
     return _trace_events(recent, loads, now_s)
 
@@ -107,22 +107,24 @@ def _trace_events(calls: Iterable[Call], loads: Iterable[Load], now_s: float) ->
 
 
 class _Tracks:
-    """Numbers processes and threads in the order in which they are named."""
+    """Numbers processes and threads in the order in which they are named: each has a number that no
+    other has, since Perfetto names the threads of one number alike.
+    """
 
     def __init__(self) -> None:
-        self._processes: dict[str, dict[str, int]] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+        """A process has the thread of no name."""
 
     def of(self, process: str, thread: str) -> dict[str, Plain]:
-        threads = self._processes.setdefault(process, {})
-        threads.setdefault(thread, len(threads) + 1)
-        return {"pid": list(self._processes).index(process) + 1, "tid": threads[thread]}
+        ids = self._ids
+        pid = ids.setdefault((process, ""), len(ids) + 1)
+        return {"pid": pid, "tid": ids.setdefault((process, thread), len(ids) + 1)}
 
     def names(self) -> Iterator[Plain]:
-        for pid, (process, threads) in enumerate(self._processes.items(), start=1):
-            yield {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": process}}
-            for thread, tid in threads.items():
-                named: dict[str, Plain] = {"name": thread}
-                yield {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": named}
+        for (process, thread), tid in self._ids.items():
+            kind, name = ("thread_name", thread) if thread else ("process_name", process)
+            place: dict[str, Plain] = {"pid": self._ids[process, ""], "tid": tid}
+            yield {"name": kind, "ph": "M", **place, "args": {"name": name}}
 
 
 def _complete(

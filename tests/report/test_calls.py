@@ -1,6 +1,7 @@
 """The book of calls says of a run's requests what their callers saw, and how each came to it."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.report.call_views import OPEN_SHOWN_MAX, chrome_trace, story, timeline
-from mesh.report.calls import SPANS_MAX, TEXT_CHARS_MAX, CallBook, CallEnd, Load
+from mesh.report.calls import SPANS_MAX, TEXT_CHARS_MAX, WINDOW_S, CallBook, CallEnd, Load
 from mesh.report.plain import plain_json
 from mesh.runtime.turns import at_once, in_turns
 from mesh.sim.checking import FaultyRun
@@ -114,13 +115,42 @@ async def test_a_timeline_goes_on_where_it_was_and_shows_a_tenant_its_own(
     assert (other["ended"], other["loads"], other["open_count"]) == ([], [], 0)
 
 
+def in_perfetto(book: CallBook, now_s: float) -> set[str]:
+    """The names of what a trace shows, held to the Trace Event Format as Perfetto reads it: a part
+    that overlaps another of its thread, but is not within it, is dropped, and a thread is named by
+    its number, whatever its process is.
+    """
+    events = json.loads(json.dumps(list(chrome_trace(book, now_s, lambda tenant: True))))
+    named: dict[int, tuple[int, str]] = {}
+    for event in events:
+        if event["ph"] == "M":
+            kind, pid, tid = event["name"], event["pid"], event["tid"]
+            assert kind == ("process_name" if tid == pid else "thread_name")
+            assert tid not in named, "no other has its number"
+            named[tid] = pid, event["args"]["name"]
+    assert all(pid in named and name for pid, name in named.values())
+    ends_us, shown = defaultdict[int, list[int]](list), set()
+    for event in sorted((e for e in events if e["ph"] != "M"), key=lambda one: one["ts"]):
+        pid, tid, begun_us = event["pid"], event["tid"], event["ts"]
+        assert named[tid][0] == pid != tid
+        assert all(type(number) is int and number >= 0 for number in (pid, tid, begun_us))
+        shown.add(event["name"])
+        if event["ph"] == "i":
+            assert event["s"] == "t"
+            continue
+        assert (event["ph"], type(event["dur"]), type(event["args"])) == ("X", int, dict)
+        around_us, ended_us = ends_us[tid], begun_us + event["dur"]
+        while around_us and around_us[-1] <= begun_us:
+            around_us.pop()
+        assert begun_us <= ended_us <= min(around_us, default=ended_us), event
+        around_us.append(ended_us)
+    return shown
+
+
 def test_a_trace_is_what_perfetto_opens(run: tuple[CallBook, tuple[Outcome, ...], float]) -> None:
     book, _, now_s = run
-    events = json.loads(json.dumps(list(chrome_trace(book, now_s, lambda tenant: True))))
-    named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M"}
-    drawn = [event for event in events if event["ph"] == "X"]
-    assert {event["name"] for event in drawn} >= {"wait", "prefill", "decode"}
-    assert all((e["pid"], e["tid"]) in named and e["dur"] >= 0 for e in drawn)
+    assert in_perfetto(book, now_s) >= {"wait", "prefill", "decode"}
+    assert not in_perfetto(book, now_s + 2 * WINDOW_S), "it ended before the last minutes"
 
 
 def test_what_a_lost_node_computed_and_loaded_there_ends_there() -> None:
@@ -136,6 +166,7 @@ def test_what_a_lost_node_computed_and_loaded_there_ends_there() -> None:
     assert all(load.ended_s is not None for load in lost)
     again = [c for c in book.stories if [s.kind for s in c.spans].count("decode") > 1]
     assert again, "one that is computed elsewhere decodes there, too"
+    assert in_perfetto(book, book.ends[-1].at_s) >= {"decode", "late", "evicted", "load"}
 
 
 def test_a_long_text_of_a_node_is_cut() -> None:
