@@ -41,7 +41,7 @@ from mesh.domain.events import NodeDisconnected
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
-from mesh.domain.model import Task
+from mesh.domain.model import Task, WeightPrecision
 from mesh.domain.recent import CellGauges
 from mesh.domain.slo import Slo
 from mesh.domain.text import ToolFormat
@@ -406,6 +406,25 @@ def test_a_long_prompt_has_a_later_limit_and_a_queue_and_a_load_are_told(
         client.delete(spec.name)
 
 
+def test_the_grace_of_a_call_that_a_load_makes_late_is_told(page: Any, cell: Cell) -> None:
+    """In the playground, and of the request itself."""
+    with MeshClient(cell.address) as client:
+        slo, weights = Slo(ttft_s=1.0, tpot_s=5.0), WeightPrecision.I8  # others have none of it
+        spec = replace(spec_of(cell, "cold"), slo=slo, weights=weights)
+        client.deploy(spec)
+        play(page, "a=cold", 4)
+        send(page, "Tell me of the sea.")
+        measured = page.get_by_label("Answers of cold").get_by_text("ended by")
+        measured.wait_for(timeout=1e3 * READY_S_MAX)
+        (grace_ms,) = map(int, re.findall("and ([0-9]+) ms of grace", measured.inner_text()))
+        show(page, "#/requests?filter=cold")
+        page.get_by_role("region", name="Ended requests").get_by_role("link").first.click()
+        grace = page.get_by_text(re.compile("TTFT limit 1.00 s and [0-9.]+ s of grace"))
+        (grace_s,) = map(float, re.findall(r"and ([0-9.]+) s of grace", grace.inner_text()))
+        assert grace_s == pytest.approx(grace_ms / 1000, abs=0.01)
+        client.delete(spec.name)
+
+
 def test_a_call_as_code_is_the_call(page: Any, cell: Cell) -> None:
     """With all that is set, the earlier turns, and for both deployments."""
     show(page, "#/try?a=chat&b=chat-too")
@@ -527,12 +546,13 @@ def test_a_request_is_seen_told_whole_and_cancelled(
     assert {"wait", "decode"} <= {event["name"] for event in trace["traceEvents"]}
 
 
-def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot(
+def test_an_embedding_has_no_tokens_and_no_tpot_and_a_button_measures_its_model(
     page: Any, cell: Cell, refused: set[str]
 ) -> None:
+    """Whole, which takes seconds: its prompts have three tokens at most, and it decodes none."""
     refused |= {"404", "503"}
     with MeshClient(cell.address) as client:
-        spec = replace(spec_of(cell, "vectors"), task=Task.EMBED, context_tokens_max=64)
+        spec = replace(spec_of(cell, "vectors"), task=Task.EMBED, context_tokens_max=4)
         client.deploy(spec)
         try:
             asked = {"model": "vectors", "input": "hello"}
@@ -545,6 +565,17 @@ def test_a_request_for_an_embedding_has_no_tokens_and_no_tpot(
             assert "output tokens" not in page.locator("main").inner_text()
             show(page, "#/deployments/vectors")
             page.locator("svg.times").wait_for()  # one, since it decodes nothing
+            page.get_by_role("button", name="profile").click()
+            page.get_by_text("profiled", exact=True).wait_for(timeout=1e3 * READY_S_MAX)
+            path = "api/v1/deployments/vectors/profiles"
+            (known,) = requests.get(f"{cell.url}{path}", timeout=10).json()
+            assert known["profile"]["source"] == "survey"
+            times_s = [s for row in known["profile"]["prefill"]["seconds"] for s in row]
+            said = "s => Number((1000 * s).toPrecision(3)).toLocaleString('en')"
+            ends = " to ".join(page.evaluate(said, s) for s in (min(times_s), max(times_s)))
+            drawn = f"prefill, one iteration: {len(times_s)} times from {ends} ms"
+            page.get_by_role("img", name=drawn, exact=True).wait_for()
+            page.locator(".lines").get_by_text("measured model").wait_for()
         finally:
             client.delete(DeploymentName("vectors"))
 
