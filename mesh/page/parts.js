@@ -4,6 +4,7 @@ import { html, Component, useEffect, useState } from "./vendor/preact-htm.js";
 import { answered } from "./calls.js";
 
 const ROWS_TOGETHER = 40;
+const ROWS_A_PIECE = 10; // of a long table: as many as are drawn within a frame
 const ROOM_PX = 6; // for one more digit
 const KEPT_MS = 60_000; // browsers read what is saved a little later
 
@@ -138,14 +139,14 @@ export class Table extends Component {
           ${onSort && column.of
             ? html`<button class="sort" onClick=${() => onSort(column)}>${column.title}${arrow(column, sort)}</button>`
             : column.title}</th>`)}</tr></thead>
-      ${pieces(long || whole ? rows : rows.filter((_, n) => n % Math.ceil(rows.length / ROWS_TOGETHER) === 0)).map((some) => html`
+      ${pieces(long || whole ? rows : rows.filter((_, n) => n % Math.ceil(rows.length / ROWS_TOGETHER) === 0), long ? ROWS_A_PIECE : ROWS_TOGETHER).map((some) => html`
         <${InSight} tag="tbody" role="rowgroup" whole=${whole} others=${some.map(keyOf).join()} make=${() => some.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)} />`)}
     </table></div>`;
   }
 }
 
 const titles = ({ columns }) => String(columns.map(({ title }) => title));
-const pieces = (rows) => Array.from({ length: Math.ceil(rows.length / ROWS_TOGETHER) }, (_, n) => rows.slice(n * ROWS_TOGETHER, (n + 1) * ROWS_TOGETHER));
+const pieces = (rows, size) => Array.from({ length: Math.ceil(rows.length / size) }, (_, n) => rows.slice(n * size, (n + 1) * size));
 
 class Row extends Component {
   shouldComponentUpdate({ row }) {

@@ -139,6 +139,10 @@ function stacked(bars, nowS) {
   });
 }
 
+// A link for each deployment, drawn anew only where there are others.
+const Only = ({ names, only, spanS }) => useMemo(() => html`<p>Only ${names.map((name) => html`
+  <a class="button" href=${address("requests", "", { filter: name === only ? "" : name, span_s: spanS })} aria-current=${name === only}><${Text}>${name}<//></a> `)}</p>`, [names.join(), only, spanS]);
+
 // Drawn when calls were asked for anew, not with each event of the cell.
 const Timeline = (given) => useMemo(() => timeline(given), Object.values(given));
 
@@ -150,22 +154,24 @@ function timeline({ told, only, spanS }) {
   return html`
     <ul class="legend">${Object.entries(KINDS).map(([kind, letter]) => html`<li><b class="span-${kind}">${letter}</b> ${kind}</li>`)}
       <li><b class="late">!</b> late token</li><li><b class="end">|</b> end</li></ul>
-    ${names.length > 1 && html`<p>Only ${names.map((name) => html`<a class="button" href=${address("requests", "", { filter: name === only ? "" : name, span_s: spanS })} aria-current=${name === only}><${Text}>${name}<//></a> `)}</p>`}
+    ${names.length > 1 && html`<${Only} names=${names} only=${only} spanS=${spanS} />`}
     ${!all.length ? html`<p class="dim">No request within ${span(spanS)}.</p>` : html`<div class="timeline" role="region" aria-label="Timeline" tabindex="0">
       <p class="lane-times"><span>${clock(from)}</span><span>${clock(from + spanS / 2)}</span><span>${clock(told.time_unix_s)}</span></p>
       ${all.map(([place, bars]) => {
-        const rows = stacked(bars, told.time_unix_s);
-        const height = ROW_PX * (1 + Math.max(0, ...rows.map((bar) => bar.row)));
-        const make = () => html`<p><${Text}>${place}<//></p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
-          const [left, right] = [at(bar.begun_unix_s), at(bar.ended_unix_s ?? told.time_unix_s)];
-          const name = bar.call ? `${bar.call.request_id}, ${bar.call.deployment}: ${bar.kind}` : `${bar.instance_id}: load${bar.tier && ` from ${bar.tier}`}`;
-          const title = `${name}, ${seconds((bar.ended_unix_s ?? told.time_unix_s) - bar.begun_unix_s)}${bar.end ? `, ended by ${bar.end}` : ""}`;
-          const place = { left: `${left}%`, width: `max(3px, ${right - left}%)`, top: `${ROW_PX * bar.row}px` };
-          const marks = bar.late.map((unixS) => html`<i class="late" style=${{ left: `${at(unixS)}%`, top: place.top }} title="late token">!</i>`);
-          return [bar.call
-            ? html`<a class="span-${bar.kind} ${bar.end ? "ended" : ""}" style=${place} title=${title} aria-label=${title} href=${address("requests", bar.call.request_id)}>${KINDS[bar.kind]}</a>`
-            : html`<span class="span-load" style=${place} title=${title}>${KINDS.load}</span>`, ...marks];
-        })}</div>`;
+        const make = () => {
+          const rows = stacked(bars, told.time_unix_s);
+          const height = ROW_PX * (1 + Math.max(0, ...rows.map((bar) => bar.row)));
+          return html`<p><${Text}>${place}<//></p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
+            const [left, right] = [at(bar.begun_unix_s), at(bar.ended_unix_s ?? told.time_unix_s)];
+            const name = bar.call ? `${bar.call.request_id}, ${bar.call.deployment}: ${bar.kind}` : `${bar.instance_id}: load${bar.tier && ` from ${bar.tier}`}`;
+            const title = `${name}, ${seconds((bar.ended_unix_s ?? told.time_unix_s) - bar.begun_unix_s)}${bar.end ? `, ended by ${bar.end}` : ""}`;
+            const place = { left: `${left}%`, width: `max(3px, ${right - left}%)`, top: `${ROW_PX * bar.row}px` };
+            const marks = bar.late.map((unixS) => html`<i class="late" style=${{ left: `${at(unixS)}%`, top: place.top }} title="late token">!</i>`);
+            return [bar.call
+              ? html`<a class="span-${bar.kind} ${bar.end ? "ended" : ""}" style=${place} title=${title} aria-label=${title} href=${address("requests", bar.call.request_id)}>${KINDS[bar.kind]}</a>`
+              : html`<span class="span-load" style=${place} title=${title}>${KINDS.load}</span>`, ...marks];
+          })}</div>`;
+        };
         return html`<${InSight} key=${place} tag="div" class="lane" make=${make} />`;
       })}
     </div>`}`;
