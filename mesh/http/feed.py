@@ -77,6 +77,8 @@ class _Audience:
     """The number of its last event."""
     state: State = field(default_factory=dict)
     samples: Sequence[CellSample] = ()
+    whole: list[bytes] = field(default_factory=list)
+    """That state and its samples as JSON, in pieces, once somebody needs it."""
     viewers: list[_Viewer] = field(default_factory=list)
     kept: deque[bytes] = field(default_factory=deque)
     """The last events, without a gap."""
@@ -88,6 +90,10 @@ class _Audience:
     def end(self) -> bytes:
         """Ends the event after which a viewer has heard all that was told so far."""
         return f"id: {self.mark}-{self.number}\n\n".encode()
+
+    def sees(self, state: State, samples: Sequence[CellSample]) -> None:
+        """Its viewers are shown this from now on."""
+        self.state, self.samples, self.whole = state, samples, []
 
     def tell(self, event: bytes) -> None:
         self.number += 1
@@ -137,10 +143,11 @@ class Feed:
     async def cell(self, asks: Caller) -> list[bytes]:
         """The whole state as JSON, in pieces: what viewers were told last, where there are any."""
         audience = self._audiences.get(_audience_of(asks))
-        if audience is not None and audience.viewers and audience.state:
-            return await self._whole(audience.state, audience.samples, "")
-        (picture,) = await self._watched.pictures([asks])
-        return await self._whole(await in_turns(cell_state(picture)), picture.samples, "")
+        if audience is None or not audience.viewers or not audience.state:
+            audience = _Audience("")
+            (picture,) = await self._watched.pictures([asks])
+            audience.sees(await in_turns(cell_state(picture)), picture.samples)
+        return await self._whole(audience, "")
 
     def expect(self, asks: Caller) -> None:
         """Look at the cell while the browser of a viewer, who comes soon, gets ready."""
@@ -148,7 +155,7 @@ class Feed:
         if key in self._audiences or len(self._audiences) >= VIEWERS_MAX or self._closed:
             return
         audience = self._begin_audience(key)
-        audience.looking = asyncio.create_task(self._look_first(key, audience))
+        audience.looking = asyncio.create_task(self._prepare(key, audience))
         asyncio.get_running_loop().call_later(EXPECTED_S, self._drop, key, audience)
 
     async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[list[bytes], None]:
@@ -195,8 +202,7 @@ class Feed:
             audiences = dict(self._audiences)
             pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
-                state = await in_turns(cell_state(picture))
-                audience.state, audience.samples = state, picture.samples
+                audience.sees(await in_turns(cell_state(picture)), picture.samples)
                 self._tell_lines()
                 audience.tell(b"".join(await self._opening(asks, audience, "")))
 
@@ -221,6 +227,10 @@ class Feed:
         if not self._audiences:
             self._rest()
 
+    async def _prepare(self, key: Caller, audience: _Audience) -> None:
+        await self._look_first(key, audience)
+        await self._whole(audience, "")
+
     async def _look_first(self, key: Caller, audience: _Audience) -> None:
         async with self._refreshing:
             if not audience.state:  # viewers that come together share one snapshot
@@ -243,13 +253,21 @@ class Feed:
     async def _opening(self, asks: Caller, audience: _Audience, why: str) -> list[bytes]:
         """The whole state, and the last lines."""
         lines = _lines_event(asks, self._lines)
-        body = await self._whole(audience.state, audience.samples, why)
+        body = await self._whole(audience, why)
         return [b"event: cell\ndata: ", *body, b"\n" + (lines and b"\n" + lines)]
 
-    async def _whole(self, state: State, samples: Sequence[CellSample], why: str) -> list[bytes]:
-        """For one viewer at a time: in one turn of the loop each of many would go on."""
+    async def _whole(self, audience: _Audience, why: str) -> list[bytes]:
+        """What the audience sees now, and `why` it is told the whole. One is encoded at a time: in
+        one turn of the loop each of many would go on.
+        """
+        state, samples = audience.state, audience.samples
         async with self._encoding:
-            return await in_turns(_whole(state, samples, why))
+            whole = audience.whole if audience.state is state else []
+            if not whole:
+                whole = await in_turns(_whole(state, samples))
+                if audience.state is state:
+                    audience.whole = whole
+        return [b'{"why":%b,' % plain_json(why), *whole]
 
     def _begin(self) -> None:
         if not self._tasks and not self._closed:
@@ -286,7 +304,7 @@ class Feed:
                 continue
             parts = (one for one in audience.state.values() if isinstance(one, dict))
             before = [inner for part in parts for inner in part.values()]
-            audience.state, audience.samples = state, picture.samples
+            audience.sees(state, picture.samples)
             if block:
                 audience.tell(block)
             await let_go(before)
@@ -352,10 +370,11 @@ def _next(audience: _Audience, picture: CellPicture) -> Steps[tuple[State, bytes
     return after, b"".join([b"event: change\ndata: ", *body, b"\n"])
 
 
-def _whole(state: State, samples: Sequence[CellSample], why: str) -> Steps[list[bytes]]:
+def _whole(state: State, samples: Sequence[CellSample]) -> Steps[list[bytes]]:
+    """The members of an object, without its opening brace."""
     columns = {}
     for one in fields(CellSample):
         columns[one.name] = [getattr(sample, one.name) for sample in samples]
         yield
-    data = {"why": why, **state, "samples": columns}
-    return (yield from json_pieces(data, STATE_DEPTH))
+    first, *others = yield from json_pieces({**state, "samples": columns}, STATE_DEPTH)
+    return [first[1:], *others]

@@ -370,26 +370,24 @@ async def test_lines_that_come_one_after_the_other_are_told_together(
     assert (line["text"], name) == ("last", "end")
 
 
-async def test_viewers_that_come_together_share_a_snapshot_and_are_encoded_for_in_turn(
+async def test_viewers_that_come_together_share_a_snapshot_and_what_is_encoded_of_it(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces, open_now, most = json_pieces, 0, 0
+    pieces, encoded_times = json_pieces, 0
 
     def counted(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
-        nonlocal open_now, most
-        open_now += 1
-        most = max(most, open_now)
-        found = yield from pieces(data, depth)
-        open_now -= 1
-        return found
+        nonlocal encoded_times
+        encoded_times += 1
+        return (yield from pieces(data, depth))
 
     monkeypatch.setattr(feeds, "TICK_S", 60.0)
     monkeypatch.setattr(turns, "TURN_S", 0.0)  # others go on after each entry
     monkeypatch.setattr(feeds, "json_pieces", counted)
     feed = feed_of(watched)
+    feed.expect(ADMIN)
     viewers = [feed.events(ADMIN, "") for _ in range(8)]
-    await asyncio.gather(*(anext(viewer) for viewer in viewers))
-    assert (watched.taken, most) == (1, 1)
+    whole = [b"".join(some) for some in await asyncio.gather(*(anext(one) for one in viewers))]
+    assert (watched.taken, encoded_times, len(set(whole))) == (1, 1, 1)
     for viewer in viewers:
         await viewer.aclose()
 
