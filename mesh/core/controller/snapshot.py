@@ -340,7 +340,7 @@ def profile_views(cell: Cell, deployment: Deployment) -> tuple[ProfileView, ...]
     for node_id in sorted(cell.nodes):
         node = cell.nodes[node_id]
         if node.suits(deployment.spec):
-            known = cell.profile_on(node, deployment)
+            known = found.get(node.hello.fingerprint) or cell.profile_on(node, deployment)
             found[known.fingerprint] = known
             nodes.setdefault(known.fingerprint, []).append(node_id)
     for known in cell.expectations.measured(deployment.model.model_id):
