@@ -82,32 +82,35 @@ class VirtualLanes:
             result = error
         spent_s, self._spent_s = self._spent_s, 0.0
 
-        late_s = 0.0
-
-        def end() -> None:
+        def end(late_s: float = 0.0) -> None:
             self._busy[lane] = False
             event = done(_longer(result, late_s))
             if event is not None:
                 self.post(event)
 
-        def end_late() -> None:
-            more_s = self.more_load_s() if lane is Lane.LOADING else 0.0
-            if more_s > 0.0:
-                nonlocal late_s
-                late_s += more_s
-                wait(more_s)
-                return
-            end()
-            self._next(lane)
-
-        def wait(seconds: float) -> None:
-            self.busy_s[lane] += seconds
-            self._clock.call_at(self._clock.now_s() + seconds, end_late)
-
         if spent_s > 0.0:
-            wait(spent_s)
+            self._wait(lane, spent_s, end)
         else:
             end()
+
+    def _wait(
+        self, lane: Lane, seconds: float, end: Callable[[float], None], late_s: float = 0.0
+    ) -> None:
+        """Call `end` once the lane has been busy for so long, and for what has made a load longer
+        meanwhile, which `end` is told. What it calls back refers to nothing that refers to it:
+        what an iteration gave is freed without the collector.
+        """
+
+        def over() -> None:
+            more_s = self.more_load_s() if lane is Lane.LOADING else 0.0
+            if more_s > 0.0:
+                self._wait(lane, more_s, end, late_s + more_s)
+            else:
+                end(late_s)
+                self._next(lane)
+
+        self.busy_s[lane] += seconds
+        self._clock.call_at(self._clock.now_s() + seconds, over)
 
 
 def _longer(result: R, more_s: float) -> R:
