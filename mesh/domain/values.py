@@ -29,7 +29,9 @@ else:
             self._body = body
 
         def __get__(self, _: Any, owner: type) -> dict[str, dataclasses.Field[Any]]:
-            twin = dataclasses.dataclass(kw_only=True)(type(owner.__name__, (), self._body))
+            # Its methods, which would take a millisecond to compile, are not wanted.
+            bare = dataclasses.dataclass(kw_only=True, init=False, repr=False, eq=False)
+            twin = bare(type(owner.__name__, (), self._body))
             owner.__dataclass_fields__ = twin.__dataclass_fields__
             return twin.__dataclass_fields__
 
