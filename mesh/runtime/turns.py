@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Work that stops wherever others may go on, and what has come of it."""
-TURN_S = 0.0005
+TURN_S = 0.00025
 """For so long work goes on in one go."""
 
 
