@@ -112,8 +112,8 @@ place.replaceChildren();
 render(html`<${Page} />`, place);
 const stop = onChange(() => {
   stop();
-  setTimeout(() => {
+  setTimeout(async () => {
     uPlotCame();
-    Object.keys(LATER).forEach((name) => bring(name).catch(() => {}));
+    for (const name of Object.keys(LATER)) await bring(name).catch(() => {}); // one by one: no frame and no token waits for all of them
   }, LATER_MS);
 });
