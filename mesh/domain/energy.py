@@ -101,6 +101,8 @@ NO_ENERGY = EnergyView()
 def together(views: Iterable[EnergyView]) -> EnergyView:
     """The sum of what is known, such as that of a deployment in several cells, and its ratios."""
     every = list(views)
+    if len(every) == 1 and every[0].busy_j is None:
+        return every[0]  # it has no ratios
     busy_j, requests = plus(one.busy_j for one in every), sum(one.requests for one in every)
     output_tokens = sum(one.output_tokens for one in every)
     return EnergyView(

@@ -80,15 +80,20 @@ def cell_state(picture: CellPicture) -> Steps[State]:
     }
 
 
-def change(before: State, after: State) -> Steps[State]:
-    """The merge patch that makes `before` into `after`; empty where they are alike."""
+def change(before: State, after: State, depth: int = 1) -> Steps[State]:
+    """The merge patch that makes `before` into `after`; empty where they are alike. Members that
+    are nested deeper than `depth` are compared in one step each.
+    """
     patch: State = {name: None for name in before if name not in after}
     for name, value in after.items():
-        earlier = before.get(name)
-        if isinstance(value, dict) and isinstance(earlier, dict):
-            inner = yield from change(earlier, value)
-        elif earlier == value:
+        earlier: Any = before.get(name)
+        nested = isinstance(value, dict) and isinstance(earlier, dict)
+        if (depth <= 0 or not nested) and earlier == value:
+            if nested:
+                yield
             continue
+        if nested:
+            inner = yield from change(earlier, value, depth - 1)
         elif is_dataclass(value) and is_dataclass(earlier):
             inner = yield from change(members(earlier), members(value))
         else:
