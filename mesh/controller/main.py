@@ -39,9 +39,11 @@ _VERBOSE = Option(flag="--verbose", kind=bool, help="Log at level DEBUG.")
 
 SWITCH_S = 0.0005
 """How long a thread may keep the event loop's from going on."""
+YOUNG_OBJECTS = 350
+"""New objects are looked at whenever there are so many: a fraction of a millisecond."""
 YOUNG_COLLECTIONS = 1
-"""What is left of new objects is looked at again after more than so many collections of 700."""
-WHOLE_COLLECTIONS = 2_500
+"""What is left of them is looked at again after more than so many such collections."""
+WHOLE_COLLECTIONS = 5_000
 """One in so many of those is of all objects."""
 
 
@@ -117,7 +119,7 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(gc.get_threshold()[0], YOUNG_COLLECTIONS, WHOLE_COLLECTIONS)
+    gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, WHOLE_COLLECTIONS)
     sys.setswitchinterval(SWITCH_S)
 
 
