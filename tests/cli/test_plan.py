@@ -69,7 +69,7 @@ def test_a_plan_is_told_and_applied_by_the_path_of_scale(
     monkeypatch.setattr(MeshClient, "plan", changed_meanwhile)
     ran = cell.mesh("plan", measured, *CALLS, "--apply")
     assert ran.code == 2
-    assert "revision 2 serves, the plan was made for 1" in ran.err
+    assert "its newest revision is 2, the plan was made for 1" in ran.err
 
 
 def test_what_cannot_be_planned_is_said(cell: RunningCell, measured: str) -> None:

@@ -252,10 +252,12 @@ def scale(ctx: EventContext, asked: ScaleRequested) -> None:
         return
     if not free_to_change(ctx, asked.operation_id, asked.name):
         return
-    if asked.revision is not None and asked.revision != entry.deployment.revision:
-        message = f"{asked.name!r} changed meanwhile: revision {entry.deployment.revision} serves, "
+    rollout = ctx.cell.rollouts.get(asked.name)
+    newest = ((rollout.target if rollout is not None else None) or entry.deployment).revision
+    if asked.revision is not None and asked.revision != newest:
+        message = f"{asked.name!r} changed meanwhile: its newest revision is {newest}, "
         message += f"the plan was made for {asked.revision}"
-        hint = f"`mesh plan {asked.name}` plans for what serves now"
+        hint = f"`mesh plan {asked.name}` again, once that serves"
         reply_error(ctx, asked.operation_id, "InvalidInput", message, hint)
         return
     spec = _scaled(entry.spec, asked)
