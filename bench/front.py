@@ -205,7 +205,8 @@ def fleet_of(cell: LocalCell) -> Iterator[None]:
         try:
             machines.start()
             agent = ("--join", cell.address, "--memory", "300MiB")
-            settled = ("--precision", "f32", "--kv", "f16", "--page-cache", "0")  # compares nothing
+            # Given, they need not be measured at the start.
+            settled = ("--precision", "f32", "--kv", "f16", "--page-cache", "0")
             said = machines.mesh("up", "--nodes", "1", *agent, *settled)
             if said.returncode:
                 raise Unavailable(said.stderr)

@@ -188,13 +188,11 @@ def plan(
         host for host in hosts if work(host).carried_per_s > 0 and work(host).prompt_s <= ttft_slo_s
     ]
     none = InstancePlan(calls=calls)
+    beside = " beside other deployments" if any(host.left_share < 1.0 for host in hosts) else ""
     if not able:
         ttft_s = min(work(host).prompt_s for host in hosts)
         tpot_s = min(work(host).token_s for host in hosts)
-        where = "unloaded"
-        if any(host.left_share < 1.0 for host in hosts):
-            where += ", in the time that other deployments leave,"
-        return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, where)
+        return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, f"unloaded{beside}")
     most = min(len(able), replicas_max)
     found, carries = none, list[InstancePlan]()
     for count in range(1, most + 1):
@@ -211,7 +209,7 @@ def plan(
         carried_per_s = USED_MAX * calls.rate_per_s / found.utilisation
         limit = " (replicas_max)" if replicas_max < len(able) else ""
         message = f"{calls.rate_per_s:.3g} calls a second are above the {carried_per_s:.3g} that "
-        message += f"{most} instances{limit} carry at {USED_MAX:.0%} of use"
+        message += f"{most} instances{limit} carry{beside} at {USED_MAX:.0%} of use"
         hint = "raise replicas_max" if limit else "add a node, or plan for a lower rate"
         return replace(found, lacks=message, hint=hint)
     where = f"on {most} instances at {calls.rate_per_s:.3g} calls a second"

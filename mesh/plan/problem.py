@@ -213,8 +213,8 @@ class Problem:
         return math.floor(self.load(choice) + 1e-12) + 1
 
     def least_of(self, station: Station) -> int:
-        """The same with the batch that needs the fewest. Raises InvalidInput where these are more
-        than a station may have.
+        """The replicas that a station needs with the batch that needs the fewest. Raises
+        InvalidInput where these are more than a station may have.
         """
         least = min(map(self.least_replicas, station.choices))
         if least > REPLICAS_MAX:

@@ -42,6 +42,26 @@ def test_a_call_now_and_then_takes_what_the_profile_says() -> None:
     assert made.watts == pytest.approx(60.0, rel=1e-3)
 
 
+def test_beside_others_an_instance_has_what_they_leave_and_who_cannot_keep_up_says_so() -> None:
+    beside = [replace(HOST, left_share=0.5)]
+    made = planned(hosts=beside)
+    slower = planned(hosts=[replace(HOST, factor=2.0)])
+    assert (made.ttft_s, made.tpot_s, made.utilisation) == (
+        slower.ttft_s,
+        slower.tpot_s,
+        slower.utilisation,
+    )
+    assert made.ttft_s > 2 * planned(hosts=[HOST]).ttft_s
+    assert made.watts is not None
+    assert slower.watts is not None
+    assert made.watts - 60.0 == pytest.approx(0.5 * (slower.watts - 60.0)), "half of its time"
+    lacking = planned(slo=replace(SLO, tpot_s=0.06), hosts=beside)
+    assert lacking.replicas == 0
+    assert "are the least unloaded beside other deployments; the SLO asks" in lacking.lacks
+    lacking = planned(replace(CALLS, rate_per_s=1000.0), hosts=beside)
+    assert "that 1 instances carry beside other deployments at 80% of use" in lacking.lacks
+
+
 def test_more_and_longer_calls_need_no_fewer_instances_and_none_is_used_beyond_the_bound() -> None:
     rates = [0.5 * 1.5**n for n in range(9)]
     plans = [planned(replace(CALLS, rate_per_s=rate)) for rate in rates]

@@ -145,20 +145,26 @@ def test_a_planned_deployment_misses_fewer_calls_and_others_no_more(name: str, s
         assert planned.told_late <= 0.5 * reactive.told_late
 
 
-def test_a_plan_expects_what_other_deployments_leave_of_a_node() -> None:
-    """Beside one that takes a third of its time TTFT and TPOT come as planned, which are far from
-    those of a node alone.
+@pytest.mark.parametrize(
+    ("mine_s", "other_s"),
+    [(6.7, 3.0), *([(4.0, 2.0), (4.0, 1.5), (2.0, 3.0), (10.0, 1.2)] if DEEP else [])],
+)
+def test_a_plan_expects_what_other_deployments_leave_of_a_node(
+    mine_s: float, other_s: float
+) -> None:
+    """Beside one that takes a third of its time, or more, TTFT and TPOT come nearly as planned, and
+    are far from those of a node alone.
     """
     cell = cell_of(replace(SCENES["alone"], others=1), 1, Scaling(replicas_min=1, replicas_max=1))
     cell.clock.advance(30.0)
-    calls = Arrivals(rate_per_s=0.15, prompts=(100, 150, 200), answer_tokens=32.0)
+    calls = Arrivals(rate_per_s=1 / mine_s, prompts=(100, 150, 200), answer_tokens=32.0)
     alone = cell.core.plan(CHAT, calls, cell.clock.now_s())
     draw = random.Random(5)
     streams = [
         [Arrival(at_s, name, draw.choice(calls.prompts), draw.randint(16, 48)) for at_s in times]
         for name, times in (
-            (CHAT, every(1 / 0.15, draw)),
-            (DeploymentName("o-0"), every(3.0, draw)),
+            (CHAT, every(mine_s, draw)),
+            (DeploymentName("o-0"), every(other_s, draw)),
         )
     ]
     ended = cell.run(heapq.merge(*streams, key=lambda call: call.at_s))
@@ -170,8 +176,10 @@ def test_a_plan_expects_what_other_deployments_leave_of_a_node() -> None:
     tpot_s = fmean(o.tpot_s for o in mine if o.tpot_s is not None)
     log.info("TTFT %.3f, %.3f alone, %.3f came", made.ttft_s, alone.ttft_s, ttft_s)
     log.info("TPOT %.4f, %.4f alone, %.4f came", made.tpot_s, alone.tpot_s, tpot_s)
-    assert made.ttft_s == pytest.approx(ttft_s, rel=0.15) != alone.ttft_s
-    assert made.tpot_s == pytest.approx(tpot_s, rel=0.15) != alone.tpot_s
+    assert alone.ttft_s < 0.7 * ttft_s
+    assert alone.tpot_s < 0.7 * tpot_s
+    assert made.ttft_s == pytest.approx(ttft_s, rel=0.5)
+    assert made.tpot_s == pytest.approx(tpot_s, rel=0.2)
 
 
 def every(mean_s: float, draw: random.Random) -> list[float]:

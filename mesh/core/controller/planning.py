@@ -16,6 +16,7 @@ from mesh.domain.actions import WantInstances
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.reasons import ProfileSource
+from mesh.domain.revision import public_name
 from mesh.domain.values import replace
 from mesh.domain.views import Arrivals, InstancePlan
 from mesh.plan.live import Host, plan
@@ -24,8 +25,11 @@ RECEIVED_S = 300.0
 """An operator's plan is for the calls of so long, unless it says for which."""
 
 
-def planned(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals | None) -> InstancePlan:
-    """The plan for these calls, or for those that have come lately. Raises InvalidInput where
+def planned(
+    ctx: EventContext, entry: DeploymentEntry, calls: Arrivals | None, *, beside: bool = True
+) -> InstancePlan:
+    """The plan for these calls, or for those that have come lately; `beside` what other deployments
+    compute, or as if each node were this one's alone. Raises InvalidInput where
     nothing can be planned, and Unavailable where no node takes the deployment.
     """
     deployment = entry.made
@@ -49,7 +53,7 @@ def planned(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals | None) -
             hint="plan for shorter prompts",
         )
     made = plan(
-        _hosts(ctx, entry, calls),
+        _hosts(ctx, entry, calls, beside),
         calls,
         entry.slo,
         replicas_max=entry.spec.scaling.replicas_max,
@@ -58,7 +62,7 @@ def planned(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals | None) -
     return replace(made, revision=deployment.revision)
 
 
-def _hosts(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals) -> list[Host]:
+def _hosts(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals, beside: bool) -> list[Host]:
     """Those that hold an instance, and then those with room for one, as the policy ranks them."""
     takers = [node for node in ctx.cell.nodes.values() if ctx.takes(node, entry.spec)]
     if not takers:
@@ -72,7 +76,7 @@ def _hosts(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals) -> list[H
     needs = InstanceNeeds(ctx, entry, ())
     others = [node for node in large if node not in there and needs.room(node) is not None]
     ordered = [*dict.fromkeys(there), *ctx.ranked(others, entry.made)]
-    hosts = [_host(ctx, entry, node, calls) for node in ordered]
+    hosts = [_host(ctx, entry, node, calls, beside) for node in ordered]
     known = [host for host in hosts if host.profile.origin is not ProfileSource.ESTIMATE]
     if not hosts:
         raise Unavailable(
@@ -87,7 +91,9 @@ def _hosts(ctx: EventContext, entry: DeploymentEntry, calls: Arrivals) -> list[H
     return known
 
 
-def _host(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, calls: Arrivals) -> Host:
+def _host(
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, calls: Arrivals, beside: bool
+) -> Host:
     footprint = node.footprint_of(entry.made)
     tokens = sum(calls.prompts) / max(len(calls.prompts), 1) + calls.answer_tokens
     blocks = max(tokens / footprint.block_tokens, 1.0)
@@ -99,7 +105,7 @@ def _host(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, calls: Arr
         profile=ctx.cell.profile_on(node, entry.made),
         batch_max=max(min(batch_max(ctx, entry, node), fit), 1),
         factor=1.0 if there is None else there.correction.factor(ctx.now_s),
-        left_share=node.left_share(entry.name, ctx.now_s),
+        left_share=node.left_share(public_name(entry.name), ctx.now_s) if beside else 1.0,
         error=(there.off_p95 or None) if there is not None else None,
         power=node.power(),
     )
@@ -121,7 +127,8 @@ def _plan_again(ctx: EventContext, entry: DeploymentEntry, within_s: float) -> N
     needed, why = 0, f"no call within {within_s:g} s"
     if calls.prompts:
         try:
-            made = planned(ctx, entry, calls)
+            # Others may give way to it: what they took does not unload its instances.
+            made = planned(ctx, entry, calls, beside=False)
             needed = made.replicas
             why = made.lacks or f"{calls.words}: {made.utilisation:.0%} of {needed} in use"
         except MeshError as error:

@@ -56,6 +56,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.revision import public_name
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.memory.station import ReservationKind
 
@@ -71,9 +72,7 @@ def take_in(ctx: EventContext, link_id: int, report: NodeReport) -> None:
     node.seen(ctx.now_s)
     match report:
         case TokensReport():
-            # Before its last request leaves.
-            if (of := node.instances.get(report.instance_id)) is not None:
-                node.note_computed(of.deployment, ctx.now_s)
+            _note_computed(ctx, node, report)
             for outputs in report.outputs:
                 deliver(ctx, outputs)
             _note_iteration(ctx, node, report)
@@ -120,6 +119,16 @@ def take_in(ctx: EventContext, link_id: int, report: NodeReport) -> None:
             pass  # only the first message of a link may be one; the link has dealt with it
         case _:
             assert_never(report)
+
+
+def _note_computed(ctx: EventContext, node: NodeEntry, report: TokensReport) -> None:
+    """An iteration took its node's time, unless it was for best effort alone, which takes only what
+    all others leave. To be called while its requests are there: without any, the node computes
+    nothing.
+    """
+    instance = node.instances.get(report.instance_id)
+    if instance and not all(each.slo.best_effort for each in instance.requests.values()):
+        node.note_computed(public_name(instance.deployment), ctx.now_s)
 
 
 def _note_iteration(ctx: EventContext, node: NodeEntry, report: TokensReport) -> None:

@@ -99,8 +99,12 @@ def operator_table(
     for group in GROUPS if devices is None else (devices,):
         operators = read_operators(model, raw, file, group)
         weights_bytes = sum(each.weights_bytes for each in operators)
-        if weights_bytes <= WEIGHTS_MAX * of["memory_bytes"]:
+        if devices is not None or weights_bytes <= WEIGHTS_MAX * of["memory_bytes"]:
             break
+    else:
+        raise InvalidInput(
+            f"{model} takes more than {WEIGHTS_MAX:.0%} of the memory of {GROUPS[-1]} {device}"
+        )
     return OperatorTable(
         model=model,
         layers=raw["layers"],

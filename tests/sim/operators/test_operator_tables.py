@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     file = _file()
     file["device"]["memory_bytes"] = 10e9
     monkeypatch.setattr(tables, "_file", lambda device: file)
-    with pytest.raises(InvalidInput, match="of weights for each of 8 devices"):
+    with pytest.raises(InvalidInput, match="takes more than 80% of the memory of 8 a100"):
         operator_table.__wrapped__("qwen2-72b", Phase.PREFILL)
 
 

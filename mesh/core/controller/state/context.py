@@ -209,7 +209,7 @@ class EventContext:
         self.act(SendCommand(link_id=node.link_id, command=command))
 
     def set_timer(self, at_s: float, timer: ControllerTimer) -> None:
-        """Have this event come then."""
+        """Have the timer's event come at a time."""
         self.act(SetTimer(at_s=at_s, timer=timer))
 
     def note_validation(self, node: NodeEntry | None = None) -> None:

@@ -47,7 +47,7 @@ KV_RATE_LOSS = 10.0
 KV_RATE_DOUBLES_S = 60.0
 KV_RATE_DOUBLINGS_MAX = 64.0
 SPAN_S, SPANS = 5.0, 12
-"""What a node computed lately is kept by spans of time: a minute's, and the one under way."""
+"""A node's seconds of computing are kept for the last 12 spans of 5 s, and for the present one."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -495,8 +495,9 @@ class NodeEntry:
         by[deployment] = by.get(deployment, 0.0) + now_s - self.iteration_started_s
 
     def left_share(self, deployment: DeploymentName, now_s: float) -> float:
-        """The share of its time that others left to a deployment in the last minute: no less than
-        one turn beside one of each of them. In steps of 5 %, so that many nodes are alike.
+        """The share of its time that a deployment can have beside the others of the last minute:
+        what they left, or as much as each of those that took more. In steps of 5 %, so that many
+        nodes are alike.
         """
         first = int(now_s // SPAN_S) - SPANS
         others: dict[DeploymentName, float] = {}
@@ -504,8 +505,15 @@ class NodeEntry:
             for name, seconds in by.items():
                 if span >= first and name != deployment:
                     others[name] = others.get(name, 0.0) + seconds
-        left = 1.0 - sum(others.values()) / (now_s - first * SPAN_S)
-        return max(round(20 * max(left, 1.0 / (1 + len(others)))), 1) / 20
+        left_s = now_s - first * SPAN_S
+        share_s = left_s
+        for more, seconds in zip(range(len(others), 0, -1), sorted(others.values()), strict=True):
+            share_s = left_s / (more + 1)
+            if seconds > share_s:
+                break
+            left_s -= seconds
+            share_s = left_s
+        return max(round(20 * share_s / (now_s - first * SPAN_S)), 1) / 20
 
     def note_iteration(self, now_s: float) -> None:
         """An iteration has ended, and if there is work the next one began at once."""
