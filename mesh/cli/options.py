@@ -139,7 +139,7 @@ def page_option(command: Command) -> Command:
 
     def checked(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
         if path is not None and not path.parent.is_dir():
-            raise click.BadParameter(f"there is no folder {str(path.parent)!r}")
+            raise click.BadParameter(f"there is no folder {str(path.parent)!r}: make it first")
         return path
 
     return click.option(
@@ -188,7 +188,9 @@ def timeout_option(default_s: float, help_text: str) -> Callable[[Command], Comm
 
 
 def span_s(text: str, units: str) -> float | None:
-    """Seconds of such as 90s, 15m, 24h or 7d, in one of the `units`; `None` of anything else."""
+    """The seconds of a text such as 90s, 15m, 24h or 7d, whose unit is one of `units`; `None` where
+    it is no such text.
+    """
     span = re.fullmatch(rf"(\d{{1,6}})([{units}])", text)
     return None if span is None else int(span[1]) * _UNITS_S[span[2]]
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import random
+import secrets
 import signal
 import socket
 import time
@@ -514,7 +515,8 @@ class Served(ABC, Generic[Event, Action]):
         config, origins = self._config, frozenset(self._config.http_origins)
         sampling = asyncio.create_task(self._viewed.sampling())
         self._opened.callback(sampling.cancel)
-        self._feed = Feed(self._viewed, run=str(self._run), unix_s=time.time)
+        run = f"{self._run}-{secrets.token_hex(4)}"  # a new state folder begins with run 1, too
+        self._feed = Feed(self._viewed, run=run, unix_s=time.time)
         routes = application(
             gateway=self._gateway,
             snapshot=self._gateway.snapshot,

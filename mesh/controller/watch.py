@@ -88,7 +88,7 @@ class CellLog:
                 for line in lines:
                     yield self._aged(line)
             if watcher.missed:
-                yield CellEvent(number=next(self._numbers), age_s=0.0, line=_DROPPED)
+                yield CellEvent(number=0, age_s=0.0, line=_DROPPED)
         finally:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)

@@ -181,7 +181,7 @@ def outcomes_of(path: Path) -> list[Outcome]:
     start, decisions = read_journal(path)
     seen = _Seen(start, lambda events: None)
     for _ in seen.watch(decisions):
-        """It takes what they say as they pass."""
+        pass  # they are noted as they pass
     return seen.outcomes
 
 

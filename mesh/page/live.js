@@ -92,7 +92,8 @@ const TAKES = {
   },
   lines: (told) => {
     const known = new Set(live.lines.map((one) => one.line_id));
-    live.lines = [...live.lines, ...told.filter((one) => !known.has(one.line_id))].slice(-LINES_MAX);
+    const fresh = told.filter((one) => !one.line_id || !known.has(one.line_id)); // an earlier version tells none
+    live.lines = [...live.lines, ...fresh].slice(-LINES_MAX);
   },
   end: () => {},
 };

@@ -1632,7 +1632,9 @@ class CellEvent(_message.Message):
     """The deployment that it is about, and the tenant whose that is; empty where there is none."""
     tenant: _builtins.str
     number: _builtins.int
-    """Counts the lines of a controller from its start."""
+    """Counts the lines of a controller from its start; 0 of a note to this watcher alone, and from a
+    controller of an earlier version.
+    """
     def __init__(
         self,
         *,

@@ -1080,7 +1080,7 @@ def test_more_windows_than_a_browser_opens_connections_are_all_told(page: Any, c
     others[-1].close()
     page.wait_for_function("began")
     page.wait_for_timeout(500)
-    assert page.evaluate("began") < 3, "of three that wait one takes its place"
+    assert page.evaluate("began") < 3, "of three that wait not all take its place"
     for other in others[-3:-1]:
         other.close()
     others[0].get_by_text(said).wait_for(state="detached")

@@ -53,8 +53,8 @@ def _print(events: Iterable[CellEvent] | Iterator[CellEvent], form: Format) -> N
         at_s = time.time() - event.age_s
         line = event.line
         if form is Format.JSON:
-            times = {"number": event.number, "time_unix_s": round(at_s, 3)}
-            output.json_line({**times, **plain_fields(line)})
+            told = {"number": event.number, "time_unix_s": round(at_s, 3)}
+            output.json_line({**told, **plain_fields(line)})
         else:
             clock = time.strftime("%H:%M:%S", time.localtime(at_s))
             output.text(f"{clock}  {line.kind:<{KIND_WIDTH}}  {line.subject}  {line.text}")

@@ -82,8 +82,9 @@ def _given(rate: float, lengths: str) -> Arrivals:
 
 
 def calls_of(journal: Path, name: DeploymentName) -> Arrivals:
-    """The calls of a deployment in a controller's journal, which tells how they ended. Raises
-    InvalidInput where it does not tell their rate or their lengths.
+    """The calls of a deployment in a controller's journal, which tells how they ended; an answer
+    that another controller began counts by the tokens that this one delivered. Raises InvalidInput
+    where the journal does not tell their rate or their lengths.
     """
     mine = [each for each in outcomes_of(journal) if public_name(each.deployment) == name]
     came_s = sorted(each.arrival_s for each in mine)
