@@ -1078,7 +1078,7 @@ def test_more_windows_than_a_browser_opens_connections_are_all_told(page: Any, c
           heard.onmessage = ({ data }) => { began += data.follows; }; }"""
     )
     others[-1].close()
-    page.wait_for_function("began")
+    page.wait_for_function("() => began")  # a string would be evaluated, which the page forbids
     page.wait_for_timeout(500)
     assert page.evaluate("began") < 3, "of three that wait not all take its place"
     for other in others[-3:-1]:
