@@ -479,6 +479,7 @@ def test_a_call_as_code_is_the_call(page: Any, cell: Cell) -> None:
 
 def test_an_answer_that_is_left_is_stopped(page: Any, cell: Cell) -> None:
     """By a reload, and for another view."""
+    page.route("**/v1/chat/completions", never_ends)
     play(page, "a=chat", 1500)
     answers = page.get_by_label("Answers of chat")
 
