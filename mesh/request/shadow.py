@@ -8,7 +8,7 @@ share of the time alone. Before: the policy's order of candidates. After: the re
 or the next candidate is tried.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil, inf
 from operator import itemgetter
 
@@ -16,8 +16,8 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import Prefill, PrefillBudget
 from mesh.domain.values import dataclass
-from mesh.policy.rules.decode_capacity import Job, reached_s, spare_s
-from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.decode_capacity import Job, class_decodes, reached_s, share_of, spare_s
+from mesh.policy.rules.headroom import EARLY_S, HEADROOM, by_class, decodes_by_class, left_s
 from mesh.policy.rules.run_queues import PaceClass, Prompt, RunQueue
 from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
 from mesh.request.pool import Pool
@@ -77,6 +77,11 @@ class Schedule:
         pool = self.pool
         return self.queues if pool is None else [q for q in self.queues if pool.computes(q)]
 
+    @property
+    def by_class(self) -> bool:
+        """Whether the classes of an instance take turns where they cannot all decode each time."""
+        return decodes_by_class(self.rule)
+
     def decode_margin_s(self, tpot_s: float) -> float:
         """The margin of a decode: as on its node, at most a quarter of its TPOT. Its client has had
         the token before through the same links.
@@ -108,14 +113,15 @@ def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
     if newcomer.queue not in queues:
         queues.append(newcomer.queue)
     settled_s = _final_decodes(schedule, newcomer)
-    if sum(decode_s / queue.tpot_s for queue, decode_s in settled_s) > 1.0:
+    together = sum(decode_s / queue.tpot_s for queue, decode_s in settled_s) <= 1.0
+    if not together and not (schedule.by_class and _final_share(schedule, newcomer) <= 1.0):
         return Verdict.TPOT_EXCEEDED
     for queue in queues:
         queue.predict(LOOKAHEAD_TOKENS)
     now_s = _finish_in_flight(schedule)
     for queue, prompt in schedule.joining:
         queue.prompts.append(prompt)
-    return _Rollout(schedule, newcomer, settled_s, now_s).run()
+    return _Rollout(schedule, newcomer, settled_s if together else None, now_s).run()
 
 
 def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
@@ -162,21 +168,37 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
     """Seconds of a decode of each run queue once all in it, the newcomer too, are past their
     prompts.
     """
+    result = []
+    for queue, prompts in _still_to_decode(schedule, newcomer):
+        batch, tokens = queue.batch + len(prompts), queue.context_tokens
+        tokens += sum(prompt.left + prompt.past for prompt in prompts)
+        if batch:
+            result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
+    return result
+
+
+def _final_share(schedule: Schedule, newcomer: Newcomer) -> float:
+    """The share of the time that decodes take then, if classes take turns."""
+    share = 0.0
+    for queue, prompts in _still_to_decode(schedule, newcomer):
+        rows = [(part.tpot_s, part.batch, part.context_tokens) for part in queue.parts]
+        rows += [(p.tpot_s or queue.tpot_s, 1, p.left + p.past) for p in prompts]
+        share += share_of(class_decodes(rows, queue.times.decode_s, LOOKAHEAD_TOKENS))
+    return share
+
+
+def _still_to_decode(
+    schedule: Schedule, newcomer: Newcomer
+) -> Iterator[tuple[RunQueue, list[Prompt]]]:
+    """The run queues, each with all prompts whose requests are to decode there."""
     coming: dict[int, list[Prompt]] = {id(newcomer.queue): [newcomer.prompt]}
     for queue, prompt in schedule.joining:
         coming.setdefault(id(queue), []).append(prompt)
     for _, queue, prompt in schedule.after_loads:
         coming.setdefault(id(queue), []).append(prompt)
-    result = []
     for queue in schedule.queues:
-        batch, tokens = queue.batch, queue.context_tokens
-        for first in (*queue.prompts, *coming.get(id(queue), ())):
-            decoding = [prompt for prompt in (first, *first.mates) if prompt.decodes]
-            batch += len(decoding)
-            tokens += sum(prompt.left + prompt.past for prompt in decoding)
-        if batch:
-            result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
-    return result
+        leading = (*queue.prompts, *coming.get(id(queue), ()))
+        yield queue, [p for first in leading for p in (first, *first.mates) if p.decodes]
 
 
 def _finish_in_flight(schedule: Schedule) -> float:
@@ -264,9 +286,10 @@ class _Rollout:
         self,
         schedule: Schedule,
         newcomer: Newcomer,
-        settled_s: list[tuple[RunQueue, float]],
+        settled_s: list[tuple[RunQueue, float]] | None,
         now_s: float,
     ) -> None:
+        """`settled_s`: see `_final_decodes`; `None` where there is no time for these decodes."""
         self._schedule = schedule
         self._pool = schedule.pool
         self._newcomer = newcomer
@@ -314,8 +337,12 @@ class _Rollout:
             there_s = self._pool.arrivals_s(self._schedule.queues, self._now_s)
         for queue in self._schedule.queues:
             start_s = there_s.get(queue.instance_id, self._now_s)
+            alone = bool(queue.classes) and self._schedule.by_class
             end_s = start_s + _slowed_s(self._schedule, start_s, queue.decode_s)
             for part in queue.parts:
+                if alone:
+                    seconds = queue.decode_s_of_class(part)
+                    end_s = start_s + _slowed_s(self._schedule, start_s, seconds)
                 least_s = end_s + self._schedule.decode_margin_s(part.tpot_s)
                 part.owed_s = part.due_s
                 if part.owed_s < least_s:
@@ -349,6 +376,8 @@ class _Rollout:
 
     def _excuse(self, queue: RunQueue, prompt: Prompt, from_s: float) -> None:
         """A prompt that would be late even if it were computed at once is so for other reasons."""
+        if queue.classes and self._schedule.by_class:
+            queue = queue.by_class(from_s)[0]
         at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
         if prompt.due_s < self._seen_s(from_s, at_once_s):
             self._excused.append(prompt)
@@ -372,7 +401,15 @@ class _Rollout:
         if until_s <= now_s:
             return
         queues = [queue for queue in schedule.queues if queue.batch or queue.prompts]
-        jobs = [(queue.due_s, queue.decode_s * slowdown, queue.tpot_s) for queue in queues]
+        found = by_class(queues, now_s) if schedule.by_class else None
+        jobs = [(queue.due_s, queue.decode_s, queue.tpot_s) for queue in queues]
+        if found is not None:
+            # Sums tell what comes of it where the node goes on in the same way alone.
+            if share_of(found.together) > 1.0:
+                jobs = found.in_turns
+            elif share_of(jobs) * slowdown > 1.0 or left_s(found.together, now_s) < EARLY_S:
+                return
+        jobs = [(due_s, decode_s * slowdown, tpot_s) for due_s, decode_s, tpot_s in jobs]
         decodes_s = [decode_s for _, decode_s, _ in jobs]
         round_s = sum(decodes_s)
         if not jobs or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
@@ -473,7 +510,23 @@ class _Rollout:
         for queue in self._schedule.queues:  # A generator would take a tenth of a validation.
             if queue.prompts or queue.late_s < inf:
                 return False
-        return self._in_time([(of.due_s, decode_s, of.tpot_s) for of, decode_s in self._settled_s])
+        if self._settled_s is not None and self._in_time(
+            [(of.due_s, decode_s, of.tpot_s) for of, decode_s in self._settled_s]
+        ):
+            return True
+        return self._schedule.by_class and self._is_settled_by_class()
+
+    def _is_settled_by_class(self) -> bool:
+        """The same where classes take turns. Those go by deadlines, whatever the margins: the
+        largest stands for all.
+        """
+        found = by_class(self._schedule.queues, self._now_s)
+        if found is None or share_of(found.in_turns) > 1.0:
+            return False
+        if any(queue.late_s < inf for queue in found.queues):
+            return False
+        margin_s = max(self._schedule.decode_margin_s(tpot_s) for _, _, tpot_s in found.in_turns)
+        return spare_s(found.in_turns, self._now_s) >= margin_s - EQUAL_S
 
     def _working(self) -> list[RunQueue]:
         return [queue for queue in self._schedule.queues if queue.batch or queue.prompts]

@@ -113,6 +113,8 @@ def step_finished(
     _end_pauses(instance, step)
     if result.decode_batch or result.prefill_tokens or not starved:
         instance.encourage()
+    else:
+        instance.starve([request_id for request_id in starved if request_id in requests])
     ctx.report(
         TokensReport(
             instance_id=instance.instance_id,

@@ -76,6 +76,10 @@ class LocalInstance:
     blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for
     something that may help.
     """
+    set_aside: frozenset[RequestId] = frozenset()
+    """Those who got nothing for want of KV blocks, while others, who were not asked, may have some:
+    they are not in its run queue until blocks may be free.
+    """
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
     correction: LearnedCorrection = field(default_factory=LearnedCorrection)
     refinement: Refinement = field(init=False)
@@ -198,6 +202,17 @@ class LocalInstance:
     def encourage(self) -> None:
         """There may be KV blocks now for which it computed nothing."""
         self.promising = True
+        if self.set_aside:
+            self.set_aside, self.kept_run_queue = frozenset(), None
+
+    def starve(self, starved: Collection[RequestId]) -> None:
+        """An iteration computed nothing for want of KV blocks for these. Where it has several
+        classes, which may take turns, the others go on.
+        """
+        classes = {r.pace_s for r in self.requests.values() if not r.order.slo.best_effort}
+        if len(classes) > 1:
+            self.set_aside |= frozenset(starved)
+            self.promising = any(r not in self.set_aside for r in self.requests)
 
     def note_turn(self, passed: int) -> None:
         """A turn was given; so many in a row have passed it over."""
@@ -392,6 +407,8 @@ class LocalInstance:
                 oldest_s = request.start_s
             left = request.prefill_left
             if request.fetching or (request.paused and not left):
+                continue
+            if request.request_id in self.set_aside:
                 continue
             if left:
                 due_s = request.due_s - margin_s

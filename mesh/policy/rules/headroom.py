@@ -2,16 +2,24 @@
 
 What the paper leaves open is how long a prompt may hold up everybody else: here a prompt is
 computed in chunks of the size that the headroom of all running requests leaves room for, and a
-request that is late already does not make others late.
+request that is late already does not make others late. Nor does the paper have several paces on one
+instance: here its classes take turns as if each were an instance where they cannot all decode in
+each iteration.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from mesh.policy.rules.decode_capacity import Job, share_of, spare_s
 from mesh.policy.rules.run_queues import RunQueue, slack_s
-from mesh.policy.rules.turns import Grant, TurnBounds, decodes, one_iteration
+from mesh.policy.rules.turns import Grant, TurnBounds, TurnRule, decodes, one_iteration
+
+EARLY_S = 0.05
+"""All classes decode together where every token of the node comes so much early with that, and no
+prompt could use the time. In cells whose tokens may take longer to their clients they always do.
+"""
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,10 @@ class Headroom:
     """Smaller chunks cost more in weights read again than they leave to others."""
     passed_max: int = 8
     """Turns in a row that may go to run queues of more headroom, for their deadlines' sake."""
+    selective_decode: int = 0
+    """1: classes take turns, as above. Nodes of earlier versions do not know it
+    (`NodeHello.selective_decode`).
+    """
     name: ClassVar[str] = "headroom"
     period: ClassVar[int | None] = None
 
@@ -27,6 +39,17 @@ class Headroom:
         """Where there are but decodes, a turn has as many of them as take `turn_s_max` together, if
         that leaves everybody as much time again.
         """
+        apart = _apart(queues, now_s) if self.selective_decode else None
+        if apart is None:
+            return self._turn(queues, now_s, bounds)
+        grant = self._turn(apart, now_s, bounds)
+        if grant.queue.of is not None:
+            grant.queue, grant.decode = grant.queue.of, tuple(grant.queue.running)
+        passed = {id(queue.of or queue): queue.of or queue for queue in grant.passed}
+        grant.passed = tuple(passed.values())
+        return grant
+
+    def _turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         for queue in queues:
             if queue.due_s < now_s + queue.decode_s:
                 queue.sort_out(now_s)
@@ -47,10 +70,11 @@ class Headroom:
         when it has been passed over too often.
         """
         passed: list[RunQueue] = []
+        owed_s = 0.0  # to classes that are late, before prompts have it
         for queue, has_deadline in _by_deadline(working):
             if has_deadline and not queue.prompts:
                 return one_iteration(queue, 0, passed)
-            spare_s = slack_s(queue, working, now_s)
+            spare_s = slack_s(queue, working, now_s) - owed_s
             tokens = self._chunk_tokens(queue, now_s, spare_s, prefill_tokens_max)
             too_often = queue.passed >= self.passed_max
             if too_often and not tokens:
@@ -61,6 +85,8 @@ class Headroom:
                 passed.append(queue)
             if tokens or has_deadline or late_fits or too_often:
                 return one_iteration(queue, tokens, passed)
+            if queue.of is not None and queue.due_s == inf:
+                owed_s += queue.decode_s
         raise AssertionError("with nobody in time to be made late, whoever is first has room")
 
     def _chunk_tokens(self, queue: RunQueue, now_s: float, limit_s: float, tokens_max: int) -> int:
@@ -75,7 +101,76 @@ class Headroom:
         return 0
 
 
-HEADROOM = Headroom()
+HEADROOM = Headroom(selective_decode=1)
+TOGETHER = Headroom()
+"""All of an instance decode in each iteration."""
+
+
+def decodes_by_class(rule: TurnRule) -> bool:
+    """Whether the classes of an instance take turns, and promises may count on it. A rule that
+    derives from `Headroom` may grant something else.
+    """
+    return type(rule) is Headroom and rule.selective_decode > 0
+
+
+def all_together(rule: TurnRule) -> TurnRule:
+    """The rule, as a node of an earlier version follows it."""
+    return replace(rule, selective_decode=0) if type(rule) is Headroom else rule
+
+
+class ByClass(NamedTuple):
+    """Run queues by class, and the decodes of both ways. A first deadline is infinite where none
+    can be kept by a decode of the class alone.
+    """
+
+    queues: list[RunQueue]
+    together: list[Job]
+    in_turns: list[Job]
+
+
+def by_class(queues: Sequence[RunQueue], now_s: float) -> ByClass | None:
+    """`None` where none of the run queues has several classes."""
+    if not any(queue.classes for queue in queues):
+        return None
+    found = ByClass([], [], [])
+    for queue in queues:
+        of = queue.by_class(now_s)
+        found.queues.extend(of)
+        if not queue.batch:
+            continue
+        paces_s = [own.tpot_s for own in of if own is not queue]
+        paces_s = paces_s or [part.tpot_s for part in queue.parts if part.batch]
+        due_s, tpot_s = min([own.due_s for own in of]), min(paces_s)
+        found.together.append((due_s, queue.decode_s, tpot_s))
+        found.in_turns.extend(
+            [(own.due_s, own.decode_s, max(own.tpot_s, tpot_s)) for own in of if own.batch]
+        )
+    return found if len(found.queues) > len(queues) else None
+
+
+def _apart(queues: Sequence[RunQueue], now_s: float) -> list[RunQueue] | None:
+    """The run queues by class, where classes take turns now; `None` where all decode together.
+
+    Either keeps what it can keep: after a turn by it there is as much time left by it as before,
+    and more when requests end. So the one that leaves more time is followed where it matters.
+    """
+    found = by_class(queues, now_s)
+    if found is None:
+        return None
+    share, share_in_turns = share_of(found.together), share_of(found.in_turns)
+    if share_in_turns > 1.0 and share_in_turns >= share:
+        return None
+    if share <= 1.0:
+        spare = left_s(found.together, now_s)
+        wanted = share_in_turns < share and any(queue.prompts for queue in queues)
+        if (spare >= EARLY_S and not wanted) or spare >= left_s(found.in_turns, now_s):
+            return None
+    return found.queues
+
+
+def left_s(jobs: list[Job], now_s: float) -> float:
+    """The least time that deadlines which can be kept leave over."""
+    return spare_s([job for job in jobs if job[0] < inf], now_s)
 
 
 def _first_of_decodes(working: Sequence[RunQueue]) -> RunQueue | None:

@@ -5,14 +5,13 @@ controller core fills them from its view of a node, and `mesh.request.shadow` ro
 Both decide by the same rule over the same view. Times of day are in the owner's clock.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.slo import next_due_s
-from mesh.domain.steps import Decode
 from mesh.policy.rules.decode_capacity import Job, spare_s
 
 NOBODY = RequestId("")
@@ -128,6 +127,8 @@ class RunQueue(PaceClass):
     """The turns that it has had since another one had the last; 0 where another one had it."""
     turns_s: float = 0.0
     """The seconds since the first of them began."""
+    of: "RunQueue | None" = None
+    """Where it is one class of a run queue by itself: see `by_class`."""
     decode_s: float = field(default=0.0, init=False)
     """The time of a decode of the batch as it is; `predict` sets it."""
     _profiled_s: float = field(default=0.0, init=False)
@@ -166,6 +167,13 @@ class RunQueue(PaceClass):
         context = self.context_tokens / self.batch + self._lookahead_tokens
         return self.times.decode_s(requests, context)
 
+    def decode_s_of_class(self, part: PaceClass) -> float:
+        """Seconds of a decode of one of its classes by itself."""
+        if not part.batch:
+            return 0.0
+        context = part.context_tokens / part.batch + self._lookahead_tokens
+        return self.times.decode_s(part.batch, context)
+
     def slow_down(self, factor: float) -> None:
         """Iterations take so many times as long as their profile says, from now on."""
         self.times.factor = factor
@@ -194,6 +202,39 @@ class RunQueue(PaceClass):
             part.add(due_s, now_s)
         self.gather()
 
+    def by_class(self, now_s: float) -> "list[RunQueue]":
+        """Its classes as run queues of their own, the quickest first, each sorted out by the time
+        of its own decode; itself where there is one alone. The prompts are with the quickest class,
+        or by themselves where one of them has a quicker pace yet.
+        """
+        parts = sorted([p for p in self.classes if p.batch], key=lambda part: part.tpot_s)
+        quickest_s = min([prompt.tpot_s or self.tpot_s for prompt in self.prompts], default=inf)
+        if parts and quickest_s < parts[0].tpot_s:
+            parts.insert(0, PaceClass(tpot_s=quickest_s))
+        if len(parts) < 2:
+            if self.due_s < now_s + self.decode_s:
+                self.sort_out(now_s)
+            return [self]
+        made: list[RunQueue] = []
+        for part in parts:
+            own = RunQueue(
+                instance_id=InstanceId(f"{self.instance_id} {len(made)}"),
+                times=self.times,
+                tpot_s=part.tpot_s,
+                batch=part.batch,
+                context_tokens=part.context_tokens,
+                dues_s=part.dues_s,
+                running=part.running,
+                of=self,
+            )
+            own.predict(self._lookahead_tokens)
+            part.sort_dues(now_s + own.decode_s)
+            own.due_s, own.late_s = part.due_s, part.late_s
+            made.append(own)
+        made[0].prompts, made[0].passed = self.prompts, self.passed
+        self.gather()
+        return made
+
     def quicken(self, tpot_s: float) -> None:
         """A request of this pace is on its way to it."""
         if tpot_s < self.tpot_s:
@@ -220,13 +261,13 @@ class RunQueue(PaceClass):
             into.owed_s = min(into.owed_s, due_s)
             self.gather()
 
-    def decoding(self, decode: Decode) -> Sequence[PaceClass]:
+    def decoding(self, decode: Collection[RequestId] | None) -> Sequence[PaceClass]:
         """The classes of those who decode; some are divided for it."""
         if decode is None:
             return () if not self.batch else tuple(self.classes) or (self,)
-        found = []
+        found, all_named = [], frozenset(decode)
         for part in tuple(self.parts):
-            named = [request_id for request_id in part.running if request_id in decode]
+            named = [request_id for request_id in part.running if request_id in all_named]
             if named and len(named) < part.batch:
                 if not self.classes:
                     part = self._as_class()
