@@ -9,9 +9,11 @@ or the next candidate is tried.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from math import ceil, inf
 from operator import itemgetter
 
+from mesh.domain.checks import CLASSES_MAX
 from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import Prefill, PrefillBudget
@@ -108,7 +110,9 @@ class Newcomer:
 
 
 def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
-    """Whether the newcomer can be taken, or which of the three cases forbids it."""
+    """Whether the newcomer can be taken, or which of the three cases forbids it. Where the node may
+    have given the iteration in flight in two ways, it has to pass after either.
+    """
     queues = schedule.queues
     if newcomer.queue not in queues:
         queues.append(newcomer.queue)
@@ -118,10 +122,39 @@ def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
         return Verdict.TPOT_EXCEEDED
     for queue in queues:
         queue.predict(LOOKAHEAD_TOKENS)
-    now_s = _finish_in_flight(schedule)
+    case = schedule, newcomer, settled_s if together else None
+    first, *others = _rules_in_flight(schedule)
+    first_token_s = 0.0
+    for rule in others:
+        copied = deepcopy(case, {id(queue.times): queue.times for queue in queues})
+        verdict = _rolled_forward(*copied, rule)
+        if verdict is not Verdict.PASSES:
+            return verdict
+        first_token_s = copied[1].first_token_s
+    verdict = _rolled_forward(*case, first)
+    newcomer.first_token_s = max(newcomer.first_token_s, first_token_s)
+    return verdict
+
+
+def _rolled_forward(
+    schedule: Schedule,
+    newcomer: Newcomer,
+    settled_s: list[tuple[RunQueue, float]] | None,
+    in_flight: TurnRule,
+) -> Verdict:
+    now_s = _finish_in_flight(schedule, in_flight)
     for queue, prompt in schedule.joining:
         queue.prompts.append(prompt)
-    return _Rollout(schedule, newcomer, settled_s if together else None, now_s).run()
+    return _Rollout(schedule, newcomer, settled_s, now_s).run()
+
+
+def _rules_in_flight(schedule: Schedule) -> Sequence[TurnRule]:
+    """By one of these rules the node gave the iteration in flight."""
+    rule, start_s = schedule.rule, schedule.started_s
+    if start_s is None or not decodes_by_class(rule):
+        return (rule,)
+    working = [queue for queue in schedule.computing() if queue.batch or queue.prompts]
+    return rule.ways(working, start_s)
 
 
 def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
@@ -133,7 +166,7 @@ def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prom
         schedule.queues.append(queue)
     for each in schedule.queues:
         each.predict(LOOKAHEAD_TOKENS)
-    now_s = _finish_in_flight(schedule)
+    now_s = _finish_in_flight(schedule, schedule.rule)
     now_s += _slowed_s(schedule, now_s, schedule.best_effort_s)
     for other, prompt in schedule.joining:
         other.prompts.append(prompt)
@@ -178,12 +211,17 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
 
 
 def _final_share(schedule: Schedule, newcomer: Newcomer) -> float:
-    """The share of the time that decodes take then, if classes take turns."""
+    """The share of the time that decodes take then, if classes take turns; infinite where an
+    instance has too many for that.
+    """
     share = 0.0
     for queue, prompts in _still_to_decode(schedule, newcomer):
         rows = [(part.tpot_s, part.batch, part.context_tokens) for part in queue.parts]
         rows += [(p.tpot_s or queue.tpot_s, 1, p.left + p.past) for p in prompts]
-        share += share_of(class_decodes(rows, queue.times.decode_s, LOOKAHEAD_TOKENS))
+        jobs = class_decodes(rows, queue.times.decode_s, LOOKAHEAD_TOKENS)
+        if len(jobs) > CLASSES_MAX:
+            return inf
+        share += share_of(jobs)
     return share
 
 
@@ -201,9 +239,10 @@ def _still_to_decode(
         yield queue, [p for first in leading for p in (first, *first.mates) if p.decodes]
 
 
-def _finish_in_flight(schedule: Schedule) -> float:
-    """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
-    makes somebody late. If it is one of a run queue, none of best effort is in flight.
+def _finish_in_flight(schedule: Schedule, rule: TurnRule) -> float:
+    """Complete the iteration in flight, given by this rule; when it ends. It is not on account of
+    the newcomer if that makes somebody late. If it is one of a run queue, none of best effort is in
+    flight.
     """
     start_s = schedule.started_s
     if start_s is None:
@@ -212,7 +251,7 @@ def _finish_in_flight(schedule: Schedule) -> float:
         if queue.late_s < inf:
             # What is late now may not have been when the iteration began.
             queue.sort_out(start_s)
-    grant = _next_turn(schedule, start_s)
+    grant = _next_turn(schedule, start_s, rule)
     if grant is None:
         return schedule.now_s
     schedule.best_effort_s = 0.0
@@ -221,9 +260,11 @@ def _finish_in_flight(schedule: Schedule) -> float:
     return end_s
 
 
-def _next_turn(schedule: Schedule, start_s: float) -> Grant | None:
+def _next_turn(
+    schedule: Schedule, start_s: float, rule: TurnRule | None = None
+) -> Grant | None:
     return next_turn(
-        schedule.rule,
+        rule or schedule.rule,
         schedule.computing(),
         start_s,
         prefill_tokens_max=schedule.prefill_tokens_max,
@@ -335,6 +376,9 @@ class _Rollout:
         there_s: dict[InstanceId, float] = {}
         if self._pool is not None:
             there_s = self._pool.arrivals_s(self._schedule.queues, self._now_s)
+        if self._schedule.by_class:
+            # A deadline that only a decode of all cannot keep can be kept.
+            by_class(self._schedule.queues, self._now_s)
         for queue in self._schedule.queues:
             start_s = there_s.get(queue.instance_id, self._now_s)
             alone = bool(queue.classes) and self._schedule.by_class

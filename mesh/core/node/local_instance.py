@@ -70,7 +70,7 @@ class LocalInstance:
     swap_failures: int = 0
     """How many swaps of it have failed in a row."""
     pace_s: float = inf
-    """The quickest pace of its requests: each decode gives all of them a token."""
+    """The quickest pace of its requests."""
     promising: bool = True
     """False while its iteration is under way, and after one that computed nothing for want of KV
     blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for
@@ -209,10 +209,10 @@ class LocalInstance:
         """An iteration computed nothing for want of KV blocks for these. Where it has several
         classes, which may take turns, the others go on.
         """
-        classes = {r.pace_s for r in self.requests.values() if not r.order.slo.best_effort}
-        if len(classes) > 1:
+        limited = [r for r in self.requests.values() if not r.order.slo.best_effort]
+        if len({r.pace_s for r in limited if r.pace_s < inf}) > 1:
             self.set_aside |= frozenset(starved)
-            self.promising = any(r not in self.set_aside for r in self.requests)
+            self.promising = any(r.request_id not in self.set_aside for r in limited)
 
     def note_turn(self, passed: int) -> None:
         """A turn was given; so many in a row have passed it over."""
@@ -371,9 +371,11 @@ class LocalInstance:
 
     def best_effort_queue(self, now_s: float, overestimate: float) -> RunQueue | None:
         """The same of its requests of best effort, which `run_queue` leaves out: for times at which
-        no other request of the node has anything to compute.
+        no other request of the node has anything to compute, or lacks KV blocks for it.
         """
         if not self.promising or self.state is not LocalState.READY or not self.has_best_effort:
+            return None
+        if self.set_aside:
             return None
         factor = self.correction.factor(now_s) * overestimate
         return self._filled_run_queue(now_s, 0.0, factor, best_effort=True)

@@ -9,8 +9,9 @@ each iteration.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self, TypeGuard
 
 from mesh.policy.rules.decode_capacity import Job, share_of, spare_s
 from mesh.policy.rules.run_queues import RunQueue, slack_s
@@ -19,6 +20,10 @@ from mesh.policy.rules.turns import Grant, TurnBounds, TurnRule, decodes, one_it
 EARLY_S = 0.05
 """All classes decode together where every token of the node comes so much early with that, and no
 prompt could use the time. In cells whose tokens may take longer to their clients they always do.
+"""
+IN_TURNS_SHARE = 2.0
+"""Decodes of all that would take more of the time than this are out of the question for everybody:
+who knows times better does not take them for half as long.
 """
 
 
@@ -29,8 +34,8 @@ class Headroom:
     passed_max: int = 8
     """Turns in a row that may go to run queues of more headroom, for their deadlines' sake."""
     selective_decode: int = 0
-    """1: classes take turns, as above. Nodes of earlier versions do not know it
-    (`NodeHello.selective_decode`).
+    """1: classes take turns, as above; 2: in each case, for `ways`. Nodes of earlier versions do
+    not know it (`NodeHello.selective_decode`).
     """
     name: ClassVar[str] = "headroom"
     period: ClassVar[int | None] = None
@@ -39,15 +44,28 @@ class Headroom:
         """Where there are but decodes, a turn has as many of them as take `turn_s_max` together, if
         that leaves everybody as much time again.
         """
-        apart = _apart(queues, now_s) if self.selective_decode else None
-        if apart is None:
+        found = by_class(queues, now_s) if self.selective_decode else None
+        if found is None or (self.selective_decode == 1 and _decode_together(found, queues, now_s)):
             return self._turn(queues, now_s, bounds)
-        grant = self._turn(apart, now_s, bounds)
+        grant = self._turn(found.queues, now_s, bounds)
         if grant.queue.of is not None:
             grant.queue, grant.decode = grant.queue.of, tuple(grant.queue.running)
-        passed = {id(queue.of or queue): queue.of or queue for queue in grant.passed}
-        grant.passed = tuple(passed.values())
+        # Who passes a class that is late passes nobody who waits for its instance's next turn.
+        over = [queue for queue in grant.passed if queue.of is None or queue.prompts]
+        grant.passed = tuple({id(queue.of or queue): queue.of or queue for queue in over}.values())
         return grant
+
+    def ways(self, queues: Sequence[RunQueue], now_s: float) -> Sequence[Self]:
+        """The rules by one of which a node gives this turn, if it sees deadlines up to `EARLY_S`
+        earlier, and times down to half as long: this one where that cannot change who decodes.
+        """
+        found = by_class(queues, now_s) if self.selective_decode else None
+        if found is None or share_of(found.together) > IN_TURNS_SHARE:
+            return (self,)
+        if share_of(found.together) <= 1.0 and not any(queue.prompts for queue in queues):
+            if left_s(found.together, now_s) >= 2 * EARLY_S:
+                return (self,)
+        return replace(self, selective_decode=0), replace(self, selective_decode=2)
 
     def _turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         for queue in queues:
@@ -76,6 +94,8 @@ class Headroom:
                 return one_iteration(queue, 0, passed)
             spare_s = slack_s(queue, working, now_s) - owed_s
             tokens = self._chunk_tokens(queue, now_s, spare_s, prefill_tokens_max)
+            if queue.of is not None:
+                tokens = self._growing_tokens(queue, working, now_s, owed_s, tokens)
             too_often = queue.passed >= self.passed_max
             if too_often and not tokens:
                 tokens = min(queue.prompt_tokens, self.chunk_tokens_min, prefill_tokens_max)
@@ -97,8 +117,25 @@ class Headroom:
         while tokens > 0:
             if queue.turn_s(tokens) <= limit_s:
                 return tokens
-            tokens = tokens // 2 if tokens // 2 >= self.chunk_tokens_min else 0
+            tokens = self._half(tokens)
         return 0
+
+    def _growing_tokens(
+        self, queue: RunQueue, working: Sequence[RunQueue], now_s: float, owed_s: float, tokens: int
+    ) -> int:
+        """As much of a chunk that there is time for beside decodes of the classes as they are, as
+        there is once its prompts enlarge them. These join classes that do not decode with it.
+        """
+        while tokens:
+            ends = accumulate(prompt.left for prompt in queue.prompts)
+            computed = [p for p, end in zip(queue.prompts, ends, strict=True) if end <= tokens]
+            if queue.turn_s(tokens) <= slack_s(queue, working, now_s, computed) - owed_s:
+                break
+            tokens = self._half(tokens)
+        return tokens
+
+    def _half(self, tokens: int) -> int:
+        return tokens // 2 if tokens // 2 >= self.chunk_tokens_min else 0
 
 
 HEADROOM = Headroom(selective_decode=1)
@@ -106,7 +143,7 @@ TOGETHER = Headroom()
 """All of an instance decode in each iteration."""
 
 
-def decodes_by_class(rule: TurnRule) -> bool:
+def decodes_by_class(rule: TurnRule) -> TypeGuard[Headroom]:
     """Whether the classes of an instance take turns, and promises may count on it. A rule that
     derives from `Headroom` may grant something else.
     """
@@ -148,24 +185,20 @@ def by_class(queues: Sequence[RunQueue], now_s: float) -> ByClass | None:
     return found if len(found.queues) > len(queues) else None
 
 
-def _apart(queues: Sequence[RunQueue], now_s: float) -> list[RunQueue] | None:
-    """The run queues by class, where classes take turns now; `None` where all decode together.
+def _decode_together(found: ByClass, queues: Sequence[RunQueue], now_s: float) -> bool:
+    """Whether all decode in this turn, or one class.
 
-    Either keeps what it can keep: after a turn by it there is as much time left by it as before,
-    and more when requests end. So the one that leaves more time is followed where it matters.
+    Either keeps what it can keep: after a turn of decodes there is as much time left by it as
+    before. So the one that leaves more time is followed where it matters.
     """
-    found = by_class(queues, now_s)
-    if found is None:
-        return None
     share, share_in_turns = share_of(found.together), share_of(found.in_turns)
     if share_in_turns > 1.0 and share_in_turns >= share:
-        return None
-    if share <= 1.0:
-        spare = left_s(found.together, now_s)
-        wanted = share_in_turns < share and any(queue.prompts for queue in queues)
-        if (spare >= EARLY_S and not wanted) or spare >= left_s(found.in_turns, now_s):
-            return None
-    return found.queues
+        return True
+    if share > 1.0:
+        return False
+    spare = left_s(found.together, now_s)
+    wanted = share_in_turns < share and any(queue.prompts for queue in queues)
+    return (spare >= EARLY_S and not wanted) or spare >= left_s(found.in_turns, now_s)
 
 
 def left_s(jobs: list[Job], now_s: float) -> float:

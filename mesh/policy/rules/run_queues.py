@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from mesh.compute.times import Times
+from mesh.domain.checks import CLASSES_MAX
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.slo import next_due_s
 from mesh.policy.rules.decode_capacity import Job, spare_s
@@ -203,15 +204,18 @@ class RunQueue(PaceClass):
         self.gather()
 
     def by_class(self, now_s: float) -> "list[RunQueue]":
-        """Its classes as run queues of their own, the quickest first, each sorted out by the time
-        of its own decode; itself where there is one alone. The prompts are with the quickest class,
-        or by themselves where one of them has a quicker pace yet.
+        """Its classes as run queues of their own, the quickest first; itself where there is one
+        alone, or more than `CLASSES_MAX`: paces may differ from request to request. The prompts are
+        with the quickest class, or by themselves where one of them has a quicker pace yet.
+
+        Each class is sorted out by the time of its own decode, and so are its own `classes`: what
+        they and it say of deadlines changes.
         """
         parts = sorted([p for p in self.classes if p.batch], key=lambda part: part.tpot_s)
         quickest_s = min([prompt.tpot_s or self.tpot_s for prompt in self.prompts], default=inf)
         if parts and quickest_s < parts[0].tpot_s:
             parts.insert(0, PaceClass(tpot_s=quickest_s))
-        if len(parts) < 2:
+        if not 1 < len(parts) <= CLASSES_MAX:
             if self.due_s < now_s + self.decode_s:
                 self.sort_out(now_s)
             return [self]
@@ -234,6 +238,18 @@ class RunQueue(PaceClass):
         made[0].prompts, made[0].passed = self.prompts, self.passed
         self.gather()
         return made
+
+    def grown_s(self, computed: Iterable[Prompt]) -> float:
+        """Seconds of a decode of a class by itself (`of`) once those of these prompts that have its
+        pace are part of it.
+        """
+        batch, tokens = self.batch, self.context_tokens
+        for prompt in computed:
+            if (prompt.tpot_s or (self.of or self).tpot_s) == self.tpot_s:
+                batch, tokens = batch + 1, tokens + prompt.left + prompt.past
+        if batch == self.batch:
+            return self.decode_s
+        return self.times.decode_s(batch, tokens / batch + self._lookahead_tokens)
 
     def quicken(self, tpot_s: float) -> None:
         """A request of this pace is on its way to it."""
@@ -360,15 +376,20 @@ class RunQueue(PaceClass):
         return self.decode_s + self._chunk_added_s if batch else self._chunk_added_s
 
 
-def slack_s(queue: RunQueue, queues: Sequence[RunQueue], now_s: float) -> float:
+def slack_s(
+    queue: RunQueue, queues: Sequence[RunQueue], now_s: float, computed: Sequence[Prompt] = ()
+) -> float:
     """How long an iteration of `queue` may take now without making a token of the running requests
     late, now or later, if decodes in the order of their deadlines follow. Requests that are late
-    already do not count, and neither do prompts.
+    already do not count, and neither do prompts, but for those that it ends and that enlarge later
+    decodes: `computed`, where `queue` is a class of an instance.
     """
     jobs: list[Job] = []
     for other in queues:
         if other.due_s < inf:
             # Its own tokens of now come with the iteration itself.
             due_s = other.due_s + other.tpot_s if other is queue else other.due_s
-            jobs.append((due_s, other.decode_s, other.tpot_s))
+            grows = bool(computed) and other.of is queue.of
+            decode_s = other.grown_s(computed) if grows else other.decode_s
+            jobs.append((due_s, decode_s, other.tpot_s))
     return min(spare_s(jobs, now_s), queue.due_s - now_s)

@@ -19,6 +19,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.checks import CLASSES_MAX
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.lifecycle import InstanceState
@@ -486,13 +487,15 @@ def _class_decodes(
 
 
 def _has_classes(instance: InstanceEntry, more: Sequence[RequestEntry]) -> bool:
-    """Whether there would be several paces with `more`, and each has decodes of its own."""
+    """Whether there would be several paces with `more`, not too many, and each has decodes of its
+    own.
+    """
     if not decodes_by_class(instance.node.turns):
         return False
     there = _work(instance)
     if not instance.mixed_slos:
         there = list(islice(there, 1))  # all have one pace
-    return len({r.pace_s for r in (*there, *more) if r.pace_s < inf}) > 1
+    return 1 < len({r.pace_s for r in (*there, *more) if r.pace_s < inf}) <= CLASSES_MAX
 
 
 def _rows(requests: Iterable[RequestEntry]) -> list[tuple[float, int, int]]:
