@@ -271,8 +271,6 @@ class NodeHello:
     """Its engine takes an instance's weights off the device while its requests stay."""
     swaps_parts: bool = False
     """It moves any share of them; else all."""
-    selective_decode: bool = False
-    """It knows turn rules by which not all requests of an instance decode in each iteration."""
     loads_on_device: bool = False
     """Its engine needs room for weights during a load, also where they are off the device after."""
     as_published: bool = False

@@ -1,6 +1,6 @@
 """What an engine is given and gives back: the values that cross the engine port."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -207,7 +207,7 @@ Prefill = int | tuple[tuple[RequestId, int], ...]
 """Prompt tokens of one iteration: so many at most, in the order of submission, or so many at most
 of each prompt that is named.
 """
-Decode = Collection[RequestId] | None
+Decode = Container[RequestId] | None
 """The requests past their prompts that one iteration gives a token to; None: all of them."""
 
 
@@ -281,7 +281,6 @@ def repeated(
     decode: Decode = None,
 ) -> StepResult:
     """An engine's `step` of so many iterations by one that computes a single one."""
-    decode = None if decode is None else frozenset(decode)  # each sequence is looked up in it
     results = [step(prefill, decode)]
     while len(results) < iterations and results[-1].goes_on:
         results.append(step(0, decode))

@@ -8,18 +8,16 @@ share of the time alone. Before: the policy's order of candidates. After: the re
 or the next candidate is tried.
 """
 
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from math import ceil, inf
 from operator import itemgetter
 
-from mesh.domain.checks import CLASSES_MAX
 from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import Prefill, PrefillBudget
 from mesh.domain.values import dataclass
-from mesh.policy.rules.decode_capacity import Job, class_decodes, reached_s, share_of, spare_s
-from mesh.policy.rules.headroom import EARLY_S, HEADROOM, by_class, decodes_by_class, left_s
+from mesh.policy.rules.decode_capacity import Job, reached_s, spare_s
+from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import PaceClass, Prompt, RunQueue
 from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
 from mesh.request.pool import Pool
@@ -79,11 +77,6 @@ class Schedule:
         pool = self.pool
         return self.queues if pool is None else [q for q in self.queues if pool.computes(q)]
 
-    @property
-    def by_class(self) -> bool:
-        """Whether the classes of an instance take turns where they cannot all decode each time."""
-        return decodes_by_class(self.rule)
-
     def decode_margin_s(self, tpot_s: float) -> float:
         """The margin of a decode: as on its node, at most a quarter of its TPOT. Its client has had
         the token before through the same links.
@@ -110,51 +103,19 @@ class Newcomer:
 
 
 def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
-    """Whether the newcomer can be taken, or which of the three cases forbids it. Where the node may
-    have given the iteration in flight in two ways, it has to pass after either.
-    """
+    """Whether the newcomer can be taken, or which of the three cases forbids it."""
     queues = schedule.queues
     if newcomer.queue not in queues:
         queues.append(newcomer.queue)
     settled_s = _final_decodes(schedule, newcomer)
-    together = sum(decode_s / queue.tpot_s for queue, decode_s in settled_s) <= 1.0
-    if not together and not (schedule.by_class and _final_share(schedule, newcomer) <= 1.0):
+    if sum(decode_s / queue.tpot_s for queue, decode_s in settled_s) > 1.0:
         return Verdict.TPOT_EXCEEDED
     for queue in queues:
         queue.predict(LOOKAHEAD_TOKENS)
-    case = schedule, newcomer, settled_s if together else None
-    first, *others = _rules_in_flight(schedule)
-    first_token_s = 0.0
-    for rule in others:
-        copied = deepcopy(case, {id(queue.times): queue.times for queue in queues})
-        verdict = _rolled_forward(*copied, rule)
-        if verdict is not Verdict.PASSES:
-            return verdict
-        first_token_s = copied[1].first_token_s
-    verdict = _rolled_forward(*case, first)
-    newcomer.first_token_s = max(newcomer.first_token_s, first_token_s)
-    return verdict
-
-
-def _rolled_forward(
-    schedule: Schedule,
-    newcomer: Newcomer,
-    settled_s: list[tuple[RunQueue, float]] | None,
-    in_flight: TurnRule,
-) -> Verdict:
-    now_s = _finish_in_flight(schedule, in_flight)
+    now_s = _finish_in_flight(schedule)
     for queue, prompt in schedule.joining:
         queue.prompts.append(prompt)
     return _Rollout(schedule, newcomer, settled_s, now_s).run()
-
-
-def _rules_in_flight(schedule: Schedule) -> Sequence[TurnRule]:
-    """By one of these rules the node gave the iteration in flight."""
-    rule, start_s = schedule.rule, schedule.started_s
-    if start_s is None or not decodes_by_class(rule):
-        return (rule,)
-    working = [queue for queue in schedule.computing() if queue.batch or queue.prompts]
-    return rule.ways(working, start_s)
 
 
 def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
@@ -166,7 +127,7 @@ def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prom
         schedule.queues.append(queue)
     for each in schedule.queues:
         each.predict(LOOKAHEAD_TOKENS)
-    now_s = _finish_in_flight(schedule, schedule.rule)
+    now_s = _finish_in_flight(schedule)
     now_s += _slowed_s(schedule, now_s, schedule.best_effort_s)
     for other, prompt in schedule.joining:
         other.prompts.append(prompt)
@@ -201,48 +162,26 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
     """Seconds of a decode of each run queue once all in it, the newcomer too, are past their
     prompts.
     """
-    result = []
-    for queue, prompts in _still_to_decode(schedule, newcomer):
-        batch, tokens = queue.batch + len(prompts), queue.context_tokens
-        tokens += sum(prompt.left + prompt.past for prompt in prompts)
-        if batch:
-            result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
-    return result
-
-
-def _final_share(schedule: Schedule, newcomer: Newcomer) -> float:
-    """The share of the time that decodes take then, if classes take turns; infinite where an
-    instance has too many for that.
-    """
-    share = 0.0
-    for queue, prompts in _still_to_decode(schedule, newcomer):
-        rows = [(part.tpot_s, part.batch, part.context_tokens) for part in queue.parts]
-        rows += [(p.tpot_s or queue.tpot_s, 1, p.left + p.past) for p in prompts]
-        jobs = class_decodes(rows, queue.times.decode_s, LOOKAHEAD_TOKENS)
-        if len(jobs) > CLASSES_MAX:
-            return inf
-        share += share_of(jobs)
-    return share
-
-
-def _still_to_decode(
-    schedule: Schedule, newcomer: Newcomer
-) -> Iterator[tuple[RunQueue, list[Prompt]]]:
-    """The run queues, each with all prompts whose requests are to decode there."""
     coming: dict[int, list[Prompt]] = {id(newcomer.queue): [newcomer.prompt]}
     for queue, prompt in schedule.joining:
         coming.setdefault(id(queue), []).append(prompt)
     for _, queue, prompt in schedule.after_loads:
         coming.setdefault(id(queue), []).append(prompt)
+    result = []
     for queue in schedule.queues:
-        leading = (*queue.prompts, *coming.get(id(queue), ()))
-        yield queue, [p for first in leading for p in (first, *first.mates) if p.decodes]
+        batch, tokens = queue.batch, queue.context_tokens
+        for first in (*queue.prompts, *coming.get(id(queue), ())):
+            decoding = [prompt for prompt in (first, *first.mates) if prompt.decodes]
+            batch += len(decoding)
+            tokens += sum(prompt.left + prompt.past for prompt in decoding)
+        if batch:
+            result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
+    return result
 
 
-def _finish_in_flight(schedule: Schedule, rule: TurnRule) -> float:
-    """Complete the iteration in flight, given by this rule; when it ends. It is not on account of
-    the newcomer if that makes somebody late. If it is one of a run queue, none of best effort is in
-    flight.
+def _finish_in_flight(schedule: Schedule) -> float:
+    """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
+    makes somebody late. If it is one of a run queue, none of best effort is in flight.
     """
     start_s = schedule.started_s
     if start_s is None:
@@ -251,7 +190,7 @@ def _finish_in_flight(schedule: Schedule, rule: TurnRule) -> float:
         if queue.late_s < inf:
             # What is late now may not have been when the iteration began.
             queue.sort_out(start_s)
-    grant = _next_turn(schedule, start_s, rule)
+    grant = _next_turn(schedule, start_s)
     if grant is None:
         return schedule.now_s
     schedule.best_effort_s = 0.0
@@ -260,11 +199,9 @@ def _finish_in_flight(schedule: Schedule, rule: TurnRule) -> float:
     return end_s
 
 
-def _next_turn(
-    schedule: Schedule, start_s: float, rule: TurnRule | None = None
-) -> Grant | None:
+def _next_turn(schedule: Schedule, start_s: float) -> Grant | None:
     return next_turn(
-        rule or schedule.rule,
+        schedule.rule,
         schedule.computing(),
         start_s,
         prefill_tokens_max=schedule.prefill_tokens_max,
@@ -327,10 +264,9 @@ class _Rollout:
         self,
         schedule: Schedule,
         newcomer: Newcomer,
-        settled_s: list[tuple[RunQueue, float]] | None,
+        settled_s: list[tuple[RunQueue, float]],
         now_s: float,
     ) -> None:
-        """`settled_s`: see `_final_decodes`; `None` where there is no time for these decodes."""
         self._schedule = schedule
         self._pool = schedule.pool
         self._newcomer = newcomer
@@ -376,17 +312,10 @@ class _Rollout:
         there_s: dict[InstanceId, float] = {}
         if self._pool is not None:
             there_s = self._pool.arrivals_s(self._schedule.queues, self._now_s)
-        if self._schedule.by_class:
-            # A deadline that only a decode of all cannot keep can be kept.
-            by_class(self._schedule.queues, self._now_s)
         for queue in self._schedule.queues:
             start_s = there_s.get(queue.instance_id, self._now_s)
-            alone = bool(queue.classes) and self._schedule.by_class
             end_s = start_s + _slowed_s(self._schedule, start_s, queue.decode_s)
             for part in queue.parts:
-                if alone:
-                    seconds = queue.decode_s_of_class(part)
-                    end_s = start_s + _slowed_s(self._schedule, start_s, seconds)
                 least_s = end_s + self._schedule.decode_margin_s(part.tpot_s)
                 part.owed_s = part.due_s
                 if part.owed_s < least_s:
@@ -420,8 +349,6 @@ class _Rollout:
 
     def _excuse(self, queue: RunQueue, prompt: Prompt, from_s: float) -> None:
         """A prompt that would be late even if it were computed at once is so for other reasons."""
-        if queue.classes and self._schedule.by_class:
-            queue = queue.by_class(from_s)[0]
         at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
         if prompt.due_s < self._seen_s(from_s, at_once_s):
             self._excused.append(prompt)
@@ -445,15 +372,7 @@ class _Rollout:
         if until_s <= now_s:
             return
         queues = [queue for queue in schedule.queues if queue.batch or queue.prompts]
-        found = by_class(queues, now_s) if schedule.by_class else None
-        jobs = [(queue.due_s, queue.decode_s, queue.tpot_s) for queue in queues]
-        if found is not None:
-            # Sums tell what comes of it where the node goes on in the same way alone.
-            if share_of(found.together) > 1.0:
-                jobs = found.in_turns
-            elif share_of(jobs) * slowdown > 1.0 or left_s(found.together, now_s) < EARLY_S:
-                return
-        jobs = [(due_s, decode_s * slowdown, tpot_s) for due_s, decode_s, tpot_s in jobs]
+        jobs = [(queue.due_s, queue.decode_s * slowdown, queue.tpot_s) for queue in queues]
         decodes_s = [decode_s for _, decode_s, _ in jobs]
         round_s = sum(decodes_s)
         if not jobs or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
@@ -554,23 +473,7 @@ class _Rollout:
         for queue in self._schedule.queues:  # A generator would take a tenth of a validation.
             if queue.prompts or queue.late_s < inf:
                 return False
-        if self._settled_s is not None and self._in_time(
-            [(of.due_s, decode_s, of.tpot_s) for of, decode_s in self._settled_s]
-        ):
-            return True
-        return self._schedule.by_class and self._is_settled_by_class()
-
-    def _is_settled_by_class(self) -> bool:
-        """The same where classes take turns. Those go by deadlines, whatever the margins: the
-        largest stands for all.
-        """
-        found = by_class(self._schedule.queues, self._now_s)
-        if found is None or share_of(found.in_turns) > 1.0:
-            return False
-        if any(queue.late_s < inf for queue in found.queues):
-            return False
-        margin_s = max(self._schedule.decode_margin_s(tpot_s) for _, _, tpot_s in found.in_turns)
-        return spare_s(found.in_turns, self._now_s) >= margin_s - EQUAL_S
+        return self._in_time([(of.due_s, decode_s, of.tpot_s) for of, decode_s in self._settled_s])
 
     def _working(self) -> list[RunQueue]:
         return [queue for queue in self._schedule.queues if queue.batch or queue.prompts]

@@ -139,7 +139,6 @@ def node_plans(
                 load_rates=tuple((tier, r) for tier, r in rates.items() if r is not None),
                 swaps=swaps,
                 swaps_parts=swaps,
-                selective_decode=True,
                 kv_address=name if group.kv_link_bytes_per_s else "",
                 kv_format=hardware.key if group.kv_link_bytes_per_s else "",
                 kv_bytes_per_s=group.kv_link_bytes_per_s or inf,

@@ -928,7 +928,6 @@ class NodeHello(_message.Message):
     AS_PUBLISHED_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
     SWAPS_PARTS_FIELD_NUMBER: _builtins.int
-    SELECTIVE_DECODE_FIELD_NUMBER: _builtins.int
     LOADS_ON_DEVICE_FIELD_NUMBER: _builtins.int
     RULE_DIGEST_FIELD_NUMBER: _builtins.int
     EMBEDS_FIELD_NUMBER: _builtins.int
@@ -970,8 +969,6 @@ class NodeHello(_message.Message):
     """Its engine takes an instance's weights off the device while its requests stay."""
     swaps_parts: _builtins.bool
     """It moves any share of them. Else: all."""
-    selective_decode: _builtins.bool
-    """It knows the parameter `selective_decode` of the turn rule `headroom`."""
     loads_on_device: _builtins.bool
     """Its engine needs room for weights during a load, also where they are off the device after it."""
     rule_digest: _builtins.str
@@ -1026,7 +1023,6 @@ class NodeHello(_message.Message):
         as_published: _builtins.bool = ...,
         swaps: _builtins.bool = ...,
         swaps_parts: _builtins.bool = ...,
-        selective_decode: _builtins.bool = ...,
         loads_on_device: _builtins.bool = ...,
         rule_digest: _builtins.str = ...,
         embeds: _builtins.bool = ...,
@@ -1038,7 +1034,7 @@ class NodeHello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "leaves", b"leaves", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "requests", b"requests", "rule_digest", b"rule_digest", "run_id", b"run_id", "selective_decode", b"selective_decode", "shares_weights", b"shares_weights", "swaps", b"swaps", "swaps_parts", b"swaps_parts", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "leaves", b"leaves", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "requests", b"requests", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "swaps_parts", b"swaps_parts", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

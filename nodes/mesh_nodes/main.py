@@ -198,7 +198,6 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         computes_ahead=engine_is.computes_ahead,
         swaps=engine_is.swaps,
         swaps_parts=engine_is.swaps_parts,
-        selective_decode=True,
         loads_on_device=engine_is.loads_on_device,
         shares_weights=engine_is.shares_weights,
         as_published=engine_is.as_published,

@@ -1,19 +1,17 @@
 """A second opinion on a schedule: request by request, step by step, as a node would compute it.
 
 Nothing is summed up into run queues from one turn to the next: every request has a deadline of its
-own, and each turn is asked for with run queues made afresh from the requests. Nobody ends, unless
-by `chance`; the rollout stops once every request has had its tokens, or, where weights are swapped
-and not all fit, once those of all could have come since the last prompt was computed.
+own, and each turn is asked for with run queues made afresh from the requests. Nobody ever ends; the
+rollout stops once every request has had its tokens, or, where weights are swapped and not all fit,
+once those of all could have come since the last prompt was computed.
 """
 
 from dataclasses import dataclass, field
 from math import inf
-from random import Random
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.slo import next_due_s
 from mesh.domain.steps import PrefillBudget
-from mesh.policy.rules.headroom import decodes_by_class
 from mesh.policy.rules.run_queues import RunQueue
 from mesh.policy.rules.swapping import SwapRule, Weights
 from mesh.policy.rules.turns import Grant, next_turn, note_turn
@@ -36,28 +34,20 @@ class Rollout:
     tokens: dict[int, int] = field(default_factory=dict)
     """How many tokens each request got since the rollout began, by identity."""
     excused: set[int] = field(default_factory=set)
-    """Whose next token is late for other reasons than the newcomer."""
-    early_s: float = 0.0
-    """By how much the node takes deadlines for earlier than validation does."""
-    chance: Random | None = None
-    """Where given, iterations take up to 1.3 times less than predicted, and requests past their
-    prompts end.
-    """
+    """Who is late for other reasons than the newcomer."""
     joined: bool = False
     calm_s: float = 0.0
     """When a prompt was last computed."""
 
     def misses(self) -> list[str]:
         """Tokens that come late on account of the newcomer; stops at the first."""
-        expected_s = self._finish_in_flight()
+        self._finish_in_flight()
         self.calm_s = self.now_s
         for index, request in self.node.joining:
             self.node.instances[index].requests.append(request)
-        self._excuse(expected_s)
+        self._excuse()
         for _ in range(STEPS_MAX):
             self._join()
-            if self.chance is not None:
-                self._end_some(self.chance)
             if self.joined and self._enough():
                 return []
             late = self._step()
@@ -65,16 +55,11 @@ class Rollout:
                 return late
         raise AssertionError("the rollout does not end")
 
-    def _end_some(self, chance: Random) -> None:
-        share = chance.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.5))
-        for each in self.node.instances:
-            each.requests = [r for r in each.requests if r.left or chance.random() >= share]
-
-    def _queues(self, now_s: float, grow: bool, early_s: float = 0.0) -> list[RunQueue]:
+    def _queues(self, now_s: float, grow: bool) -> list[RunQueue]:
         """As they are now, with the growth that validation counts on from the start."""
         queues = []
         for instance in self.node.instances:
-            queue = instance.queue(now_s, 0 if grow else LOOKAHEAD_TOKENS, early_s)
+            queue = instance.queue(now_s, 0 if grow else LOOKAHEAD_TOKENS)
             if grow:
                 running = [request for request in instance.requests if not request.left]
                 for request in running:
@@ -91,8 +76,7 @@ class Rollout:
         return turn
 
     def _turn(self, now_s: float) -> tuple[Instance, Grant] | None:
-        seen = self._queues(now_s, self.grow, self.early_s)
-        queues = zip(self.node.instances, seen, strict=True)
+        queues = zip(self.node.instances, self._queues(now_s, self.grow), strict=True)
         grant = next_turn(
             self.node.rule,
             [queue for instance, queue in queues if self._computes(instance)],
@@ -139,43 +123,31 @@ class Rollout:
         if node.moving is not None:
             node.moved_s = now_s + node.swap_s(node.moving)
 
-    def _takes_s(self, start_s: float, seconds: float) -> float:
-        quicker = 1.0 if self.chance is None else self.chance.uniform(1.0, 1.3)
-        return self._slowed_s(start_s, seconds) / quicker
-
     def _slowed_s(self, start_s: float, seconds: float) -> float:
         return seconds * (self.node.slowdown if start_s < self.node.slow_until_s else 1.0)
 
-    def _finish_in_flight(self) -> float:
-        """When it was expected to end, at most."""
+    def _finish_in_flight(self) -> None:
         node = self.node
-        self.now_s = expected_s = node.now_s
+        self.now_s = node.now_s
         turn = None if node.started_s is None else self._turn(node.started_s)
         if turn is not None and node.started_s is not None:
             instance, grant = turn
-            seconds = self._takes_s(node.started_s, grant.seconds)
-            self.now_s = max(node.now_s, node.started_s + seconds)
             seconds = self._slowed_s(node.started_s, grant.seconds)
-            expected_s = max(node.now_s, node.started_s + seconds)
+            self.now_s = max(node.now_s, node.started_s + seconds)
             self._swap_until(self.now_s, instance)
             self._compute(instance, grant)
         self.tokens.clear()
-        return expected_s
 
-    def _excuse(self, now_s: float) -> None:
+    def _excuse(self) -> None:
         """Who could not be in time even if it computed at once."""
         there_s = self._arrivals_s()
-        for instance, queue in zip(self.node.instances, self._queues(now_s, False), strict=True):
-            start_s = max(there_s[instance.name], now_s)
-            of = queue.by_class(now_s) if decodes_by_class(self.node.rule) else [queue]
-            alone_s = {own.tpot_s: own.decode_s for own in of}
+        for instance, queue in zip(
+            self.node.instances, self._queues(self.now_s, False), strict=True
+        ):
+            start_s = there_s[instance.name]
             for request in instance.requests:
-                pace_s = request.tpot_s or instance.tpot_s
-                seconds = alone_s.get(pace_s, queue.decode_s)
-                margin_s = min(self.node.margin_s, pace_s / 4)
-                if request.left:
-                    seconds, margin_s = self._at_once_s(of[0], request), self.node.margin_s
-                seen_s = start_s + self._slowed_s(start_s, seconds) + margin_s
+                seconds = self._at_once_s(queue, request) if request.left else queue.decode_s
+                seen_s = start_s + self._slowed_s(start_s, seconds) + self.node.margin_s
                 if request.due_s < seen_s:
                     self.excused.add(id(request))
         if self.node.may_be_late:
@@ -242,7 +214,7 @@ class Rollout:
         return self._carry_out(*turn)
 
     def _carry_out(self, instance: Instance, grant: Grant) -> list[str]:
-        self.now_s += self._takes_s(self.now_s, grant.seconds)
+        self.now_s += self._slowed_s(self.now_s, grant.seconds)
         self._swap_until(self.now_s, instance)
         return self._compute(instance, grant)
 
@@ -263,12 +235,10 @@ class Rollout:
                 if not request.left:
                     having.append(request)
         late = []
-        # What the node leaves itself is less than what validation leaves for the way to the client.
-        seen_s = self.now_s + (0.0 if self.early_s else self.node.margin_s)
+        seen_s = self.now_s + self.node.margin_s
         for request in having * grant.iterations:
             if request.due_s < seen_s and id(request) not in self.excused:
                 late.append(f"{instance.name}: due {request.due_s}, seen {seen_s}")
-            self.excused.discard(id(request))
             pace_s = request.tpot_s or instance.tpot_s
             request.due_s = next_due_s(request.due_s, pace_s, self.now_s)
             self.tokens[id(request)] = self.tokens.get(id(request), 0) + 1

@@ -88,11 +88,8 @@ class Instance:
     share: float = 1.0
     """The share of them that is on the device."""
 
-    def queue(self, now_s: float, lookahead_tokens: int = 0, early_s: float = 0.0) -> RunQueue:
-        """As its owner sees it now, who takes deadlines for so much earlier, or for a quarter of
-        the quickest pace.
-        """
-        early_s = min(early_s, *[(r.tpot_s or self.tpot_s) / 4 for r in self.requests], early_s)
+    def queue(self, now_s: float, lookahead_tokens: int = 0) -> RunQueue:
+        """As its owner sees it now."""
         queue = RunQueue(
             instance_id=InstanceId(self.name),
             times=self.times,
@@ -101,17 +98,17 @@ class Instance:
         )
         for request in self.requests:
             if request.left:
-                queue.prompts.append(prompt_of(request, early_s))
+                queue.prompts.append(prompt_of(request))
             else:
                 queue.batch += 1
                 queue.context_tokens += request.past
                 queue.running.append(request.name)
-                queue.add(request.due_s - early_s, now_s)
+                queue.add(request.due_s, now_s)
         paces_s = [request.tpot_s for request in self.requests if request.tpot_s]
         if paces_s:
             queue.tpot_s = min(self.tpot_s, *paces_s)
             running = [request for request in self.requests if not request.left]
-            rows = [(r.name, r.due_s - early_s, r.past, r.tpot_s or self.tpot_s) for r in running]
+            rows = [(r.name, r.due_s, r.past, r.tpot_s or self.tpot_s) for r in running]
             queue.divide(rows, now_s)
         queue.predict(lookahead_tokens)
         return queue
@@ -147,12 +144,12 @@ def queue(
     return made.queue(now_s)
 
 
-def prompt_of(request: Request, early_s: float = 0.0) -> Prompt:
+def prompt_of(request: Request) -> Prompt:
     return Prompt(
         request_id=request.name,
         left=request.left,
         past=request.past,
-        due_s=request.due_s - early_s,
+        due_s=request.due_s,
         tpot_s=request.tpot_s,
     )
 

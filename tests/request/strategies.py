@@ -1,7 +1,5 @@
 """Nodes at random, from integers, so that what a property fails on can be read."""
 
-from random import Random
-
 from hypothesis import strategies as st
 
 from mesh.compute.times import Times
@@ -10,7 +8,7 @@ from mesh.domain.profile import Grid
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.swapping import SWAPPING, WHOLE, Swap, Swapping
 from mesh.policy.rules.turns import TurnRule
-from tests.request.schedules import Instance, Node, Request, a_prompt, times
+from tests.request.schedules import Instance, Node, Request, a_prompt
 from tests.support.profiles import profile
 
 MS = 0.001
@@ -34,13 +32,11 @@ def grids(draw: st.DrawFn, rows: tuple[int, ...], columns: tuple[int, ...], firs
 
 
 @st.composite
-def instances(draw: st.DrawFn, name: str, shares: int, contexts: bool = True) -> Instance:
-    """With decodes that take about 1/`shares` of the TPOT SLO and less, and longer with longer
-    contexts if `contexts` is set.
-    """
+def instances(draw: st.DrawFn, name: str, shares: int) -> Instance:
+    """With decodes that take about 1/`shares` of the TPOT SLO and less."""
     tpot_ms = draw(st.sampled_from([20, 50, 100, 200, 500]))
     decode_ms = max(tpot_ms * draw(st.integers(2, 60)) // (100 * shares), 1)
-    decode = draw(grids((1, 4, 16), (0, 256) if contexts else (0,), decode_ms))
+    decode = draw(grids((1, 4, 16), (0, 256), decode_ms))
     prefill = draw(grids((1, 64, 256), (0, 512), draw(st.integers(1, decode_ms * 2))))
     running = [
         Request(due_s=due * MS, past=draw(st.integers(1, 300)))
@@ -62,12 +58,10 @@ def instances(draw: st.DrawFn, name: str, shares: int, contexts: bool = True) ->
 
 
 @st.composite
-def nodes(
-    draw: st.DrawFn, rules: tuple[TurnRule, ...] = (HEADROOM,), contexts: bool = True
-) -> Node:
+def nodes(draw: st.DrawFn, rules: tuple[TurnRule, ...] = (HEADROOM,)) -> Node:
     count = draw(st.integers(1, 4))
     node = Node(
-        instances=[draw(instances(f"i{n}", count, contexts)) for n in range(count)],
+        instances=[draw(instances(f"i{n}", count)) for n in range(count)],
         newcomer=a_prompt(due_s=draw(st.integers(5, 3000)) * MS, left=draw(st.integers(1, 600))),
         target=draw(st.integers(0, count - 1)),
         margin_s=draw(st.sampled_from([0, 5])) * MS,
@@ -77,7 +71,7 @@ def nodes(
     )
     if draw(st.booleans()):
         # Several paces on an instance, none quicker than that by which it was made.
-        paces = st.sampled_from([1.0, 1.0, 1.1, 1.5, 3.0, 10.0, 30.0])
+        paces = st.sampled_from([1.0, 1.0, 1.5, 3.0, 10.0])
         for instance in node.instances:
             for request in instance.requests:
                 request.tpot_s = instance.tpot_s * draw(paces)
@@ -102,51 +96,6 @@ def nodes(
         node.joins_s = draw(st.integers(0, 300) | st.integers(300, 2000)) * MS
         node.newcomer.due_s += node.joins_s
     return node
-
-
-def crowded_nodes() -> st.SearchStrategy[Node]:
-    """Nodes that have time for the decodes of each class, and most of them none for decodes of all
-    in the pace of the quickest.
-    """
-    return st.integers(0, 2**32).map(lambda seed: _crowded(Random(seed)))
-
-
-def _crowded(random: Random) -> Node:
-    count = random.choice((1, 1, 1, 2))
-    made = [_crowded_instance(random, f"i{n}", count) for n in range(count)]
-    newcomer = a_prompt(random.randint(1, 200), random.uniform(0.3, 6.0))
-    newcomer.tpot_s = random.choice([request.tpot_s for request in made[0].requests])
-    return Node(
-        instances=made,
-        newcomer=newcomer,
-        target=0,
-        started_s=random.choice((None, -random.uniform(0.0, 0.04))),
-        turn_s_max=random.choice((0.0, 0.0, 0.05)),
-    )
-
-
-def _crowded_instance(random: Random, name: str, shares: int) -> Instance:
-    tpot_s = random.choice((0.05, 0.1, 0.2))
-    one_s = tpot_s * random.uniform(0.05, 0.3) / shares
-    more_s = one_s * random.choice((0.1, 0.3, 0.5, 1.0))
-    requests = [
-        Request(due_s=random.uniform(0.3, 3.0) * tpot_s + one_s, tpot_s=tpot_s)
-        for _ in range(random.randint(1, 2))
-    ]
-    left = random.uniform(0.4, 1.0) / shares - (one_s + more_s) / tpot_s
-    paces_s = [tpot_s * times_slower for times_slower in random.choice(((10,), (3, 10), (1.5, 4)))]
-    while left > 0.0:
-        pace_s, batch = random.choice(paces_s), random.randint(1, 12)
-        left -= (one_s + more_s * batch) / pace_s
-        due_s = random.uniform(0.3, 1.2) * pace_s
-        requests += [Request(due_s=due_s, tpot_s=pace_s) for _ in range(batch)]
-    if random.random() < 0.3:
-        requests.append(a_prompt(random.randint(1, 200), random.uniform(0.2, 5.0)))
-        requests[-1].tpot_s = random.choice(paces_s)
-    if random.random() < 0.2:
-        random.choice(requests).due_s = -0.1
-    by = times(decode_s=one_s, decode_more_s=more_s, prefill_token_s=0.0005)
-    return Instance(name=name, times=by, tpot_s=tpot_s, requests=requests)
 
 
 @st.composite

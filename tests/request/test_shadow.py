@@ -11,10 +11,8 @@ import pytest
 from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules import turns
-from mesh.policy.rules.headroom import HEADROOM, TOGETHER, Headroom
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, SWAPPING, WHOLE, Swap
-from mesh.policy.rules.turns import Grant, TurnBounds, TurnRule
 from mesh.request import shadow
 from mesh.request.pool import Held, Pool
 from mesh.request.shadow import (
@@ -25,7 +23,6 @@ from mesh.request.shadow import (
     in_time_together,
     validate,
 )
-from tests.request.rollout import Rollout
 from tests.request.schedules import (
     TIMES,
     TOKENS_MAX,
@@ -127,70 +124,6 @@ def test_figure_6(r1_due_s: float, r3_tpot_s: float, r5_due_s: float, verdict: V
     third = instance("3", 0.165, times=growing, tpot_s=0.25)
     node = Node(instances=[first, second, third], newcomer=a_prompt(60, r5_due_s))
     assert node.verdict() is verdict
-
-
-class TestClassesOfOneInstance:
-    """A decode takes 20 ms for one and 10 ms for each more. One request has a token every 0.1 s."""
-
-    BY = times(decode_s=0.02, decode_more_s=0.01)
-
-    def promised(self, tpot_s: float, rule: TurnRule = HEADROOM) -> int:
-        """How many of this pace can be promised beside it."""
-        requests = [Request(due_s=1.0, tpot_s=0.1)]
-        for count in range(100):
-            each = Instance(name="a", times=self.BY, tpot_s=0.1, requests=list(requests))
-            newcomer = Request(due_s=60.0, left=10, past=0, tpot_s=tpot_s)
-            if Node(instances=[each], newcomer=newcomer, rule=rule).verdict() is not Verdict.PASSES:
-                return count
-            requests.append(Request(due_s=1.0 + 0.01 * count, tpot_s=tpot_s))
-        raise AssertionError("as many as there are")
-
-    def test_a_slow_class_takes_the_decodes_that_it_needs(self) -> None:
-        """79 decode in 0.8 s, and ten tokens of the quick one take 0.2 s."""
-        assert (self.promised(0.1), self.promised(1.0)) == (8, 79)
-        assert self.promised(1.0, TOGETHER) == 8, "as on nodes of earlier versions"
-
-    def test_by_another_rule_that_derives_from_it_all_count_as_decoding(self) -> None:
-        class Own(Headroom):
-            def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
-                return TOGETHER.turn(queues, now_s, bounds)
-
-        assert self.promised(1.0, Own(selective_decode=1)) == 8
-
-    @pytest.mark.parametrize(
-        ("slow_s", "due_s", "verdict"),
-        [
-            (2.5, 0.35, Verdict.PASSES),
-            (1.5, 0.35, Verdict.FIRST_TOKEN_LATE),
-            (1.5, 0.65, Verdict.PASSES),
-        ],
-    )
-    def test_the_iteration_in_flight_is_that_of_the_class_due_first(
-        self, slow_s: float, due_s: float, verdict: Verdict
-    ) -> None:
-        """An iteration of the quick one, due in 2 s, ends at 0.01 s; one of sixty others at 0.6."""
-        requests = [Request(due_s=2.0, tpot_s=0.1)]
-        requests += [Request(due_s=slow_s, tpot_s=1.0) for _ in range(60)]
-        each = Instance(name="a", times=self.BY, tpot_s=0.1, requests=requests)
-        newcomer = Request(due_s=due_s, left=10, past=0, tpot_s=0.1)
-        node = Node(instances=[each], newcomer=newcomer, started_s=-0.01)
-        assert node.verdict() is verdict
-        if verdict is Verdict.PASSES:
-            assert not Rollout(node=node).misses()
-
-    @pytest.mark.parametrize("slow_count", [0, 60])
-    def test_a_load_beside_is_no_longer_than_skipped(self, slow_count: int) -> None:
-        """A request that waits a minute for a load is looked at in few steps, whatever decodes
-        until then.
-        """
-        requests = [Request(due_s=1.0, tpot_s=0.1)]
-        requests += [Request(due_s=2.0, tpot_s=1.0) for _ in range(slow_count)]
-        there = Instance(name="a", times=self.BY, tpot_s=0.1, requests=requests)
-        new = Instance(name="b", times=times(decode_s=0.01), tpot_s=0.5)
-        newcomer = Request(due_s=70.0, left=10, past=0, tpot_s=0.5)
-        node = Node(instances=[there, new], newcomer=newcomer, joins_s=60.0)
-        assert node.verdict() is Verdict.PASSES
-        assert not Rollout(node=node).misses()
 
 
 class TestBounds:

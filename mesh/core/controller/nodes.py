@@ -19,7 +19,6 @@ from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.values import replace
 from mesh.memory.station import ReservationStation
-from mesh.policy.rules.headroom import EARLY_S, all_together
 from mesh.policy.rules.swapping import SwapRule, by_whole
 from mesh.policy.rules.turns import name_of
 
@@ -55,8 +54,6 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
     swaps = hello.swaps and hello.device is DeviceKind.GPU
     swaps = swaps and isinstance(ctx.policy.rule, SwapRule)
     turns = ctx.policy.rule if swaps and hello.swaps_parts else by_whole(ctx.policy.rule)
-    if not hello.selective_decode or ctx.limits.delivery_s_max > EARLY_S:
-        turns = all_together(turns)
     swap_bytes = capacity_bytes if swaps else 0
     node = NodeEntry(
         hello=hello,

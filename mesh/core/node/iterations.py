@@ -12,7 +12,6 @@ from mesh.domain.ids import RequestId
 from mesh.domain.messages import ComputedAhead, InstanceGone, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
-from mesh.policy.rules.headroom import decodes_by_class
 
 
 def learn(
@@ -114,8 +113,6 @@ def step_finished(
     _end_pauses(instance, step)
     if result.decode_batch or result.prefill_tokens or not starved:
         instance.encourage()
-    elif decodes_by_class(ctx.node.turns):
-        instance.starve([request_id for request_id in starved if request_id in requests])
     ctx.report(
         TokensReport(
             instance_id=instance.instance_id,

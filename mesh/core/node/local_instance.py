@@ -70,15 +70,11 @@ class LocalInstance:
     swap_failures: int = 0
     """How many swaps of it have failed in a row."""
     pace_s: float = inf
-    """The quickest pace of its requests."""
+    """The quickest pace of its requests: each decode gives all of them a token."""
     promising: bool = True
     """False while its iteration is under way, and after one that computed nothing for want of KV
     blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for
     something that may help.
-    """
-    set_aside: frozenset[RequestId] = frozenset()
-    """Those who got nothing for want of KV blocks, while others, who were not asked, may have some:
-    they are not in its run queue until blocks may be free.
     """
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
     correction: LearnedCorrection = field(default_factory=LearnedCorrection)
@@ -202,17 +198,6 @@ class LocalInstance:
     def encourage(self) -> None:
         """There may be KV blocks now for which it computed nothing."""
         self.promising = True
-        if self.set_aside:
-            self.set_aside, self.kept_run_queue = frozenset(), None
-
-    def starve(self, starved: Collection[RequestId]) -> None:
-        """An iteration computed nothing for want of KV blocks for these. Where it has several
-        classes, which may take turns, the others go on.
-        """
-        limited = [r for r in self.requests.values() if not r.order.slo.best_effort]
-        if len({r.pace_s for r in limited if r.pace_s < inf}) > 1:
-            self.set_aside |= frozenset(starved)
-            self.promising = any(r.request_id not in self.set_aside for r in limited)
 
     def note_turn(self, passed: int) -> None:
         """A turn was given; so many in a row have passed it over."""
@@ -371,11 +356,9 @@ class LocalInstance:
 
     def best_effort_queue(self, now_s: float, overestimate: float) -> RunQueue | None:
         """The same of its requests of best effort, which `run_queue` leaves out: for times at which
-        no other request of the node has anything to compute, or lacks KV blocks for it.
+        no other request of the node has anything to compute.
         """
         if not self.promising or self.state is not LocalState.READY or not self.has_best_effort:
-            return None
-        if self.set_aside:
             return None
         factor = self.correction.factor(now_s) * overestimate
         return self._filled_run_queue(now_s, 0.0, factor, best_effort=True)
@@ -409,8 +392,6 @@ class LocalInstance:
                 oldest_s = request.start_s
             left = request.prefill_left
             if request.fetching or (request.paused and not left):
-                continue
-            if request.request_id in self.set_aside:
                 continue
             if left:
                 due_s = request.due_s - margin_s

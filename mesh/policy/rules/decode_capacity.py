@@ -9,37 +9,12 @@ Parts of decodes count here as well, so that the work due grows evenly from one 
 deadline to the next's. That is at most one decode of each run queue too much.
 """
 
-from collections.abc import Callable, Iterable
 from math import inf
 
 Job = tuple[float, float, float]
 """The decodes of one run queue: its first deadline, the seconds of a decode, and the seconds from
 each of its deadlines to the next. Sorts by deadline.
 """
-
-
-def share_of(jobs: Iterable[Job]) -> float:
-    """The share of the time that they take."""
-    return sum([decode_s / tpot_s for _, decode_s, tpot_s in jobs])
-
-
-def class_decodes(
-    rows: Iterable[tuple[float, int, int]],
-    decode_s: Callable[[int, float], float],
-    lookahead_tokens: int,
-) -> list[Job]:
-    """A decode of each class by itself, the quickest first, without deadlines: of paces, requests
-    and their context tokens. Those of an infinite pace have no decodes.
-    """
-    classes: dict[float, tuple[int, int]] = {}
-    for pace_s, requests, tokens in rows:
-        before = classes.get(pace_s, (0, 0))
-        classes[pace_s] = before[0] + requests, before[1] + tokens
-    return [
-        (inf, decode_s(requests, tokens / requests + lookahead_tokens), pace_s)
-        for pace_s, (requests, tokens) in sorted(classes.items())
-        if requests and pace_s < inf
-    ]
 
 
 def spare_s(jobs: list[Job], now_s: float) -> float:

@@ -5,14 +5,14 @@ controller core fills them from its view of a node, and `mesh.request.shadow` ro
 Both decide by the same rule over the same view. Times of day are in the owner's clock.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from mesh.compute.times import Times
-from mesh.domain.checks import CLASSES_MAX
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.slo import next_due_s
+from mesh.domain.steps import Decode
 from mesh.policy.rules.decode_capacity import Job, spare_s
 
 NOBODY = RequestId("")
@@ -128,8 +128,6 @@ class RunQueue(PaceClass):
     """The turns that it has had since another one had the last; 0 where another one had it."""
     turns_s: float = 0.0
     """The seconds since the first of them began."""
-    of: "RunQueue | None" = None
-    """Where it is one class of a run queue by itself: see `by_class`."""
     decode_s: float = field(default=0.0, init=False)
     """The time of a decode of the batch as it is; `predict` sets it."""
     _profiled_s: float = field(default=0.0, init=False)
@@ -168,13 +166,6 @@ class RunQueue(PaceClass):
         context = self.context_tokens / self.batch + self._lookahead_tokens
         return self.times.decode_s(requests, context)
 
-    def decode_s_of_class(self, part: PaceClass) -> float:
-        """Seconds of a decode of one of its classes by itself."""
-        if not part.batch:
-            return 0.0
-        context = part.context_tokens / part.batch + self._lookahead_tokens
-        return self.times.decode_s(part.batch, context)
-
     def slow_down(self, factor: float) -> None:
         """Iterations take so many times as long as their profile says, from now on."""
         self.times.factor = factor
@@ -203,54 +194,6 @@ class RunQueue(PaceClass):
             part.add(due_s, now_s)
         self.gather()
 
-    def by_class(self, now_s: float) -> "list[RunQueue]":
-        """Its classes as run queues of their own, the quickest first; itself where there is one
-        alone, or more than `CLASSES_MAX`: paces may differ from request to request. The prompts are
-        with the quickest class, or by themselves where one of them has a quicker pace yet.
-
-        Each class is sorted out by the time of its own decode, and so are its own `classes`: what
-        they and it say of deadlines changes.
-        """
-        parts = sorted([p for p in self.classes if p.batch], key=lambda part: part.tpot_s)
-        quickest_s = min([prompt.tpot_s or self.tpot_s for prompt in self.prompts], default=inf)
-        if parts and quickest_s < parts[0].tpot_s:
-            parts.insert(0, PaceClass(tpot_s=quickest_s))
-        if not 1 < len(parts) <= CLASSES_MAX:
-            if self.due_s < now_s + self.decode_s:
-                self.sort_out(now_s)
-            return [self]
-        made: list[RunQueue] = []
-        for part in parts:
-            own = RunQueue(
-                instance_id=InstanceId(f"{self.instance_id} {len(made)}"),
-                times=self.times,
-                tpot_s=part.tpot_s,
-                batch=part.batch,
-                context_tokens=part.context_tokens,
-                dues_s=part.dues_s,
-                running=part.running,
-                of=self,
-            )
-            own.predict(self._lookahead_tokens)
-            part.sort_dues(now_s + own.decode_s)
-            own.due_s, own.late_s = part.due_s, part.late_s
-            made.append(own)
-        made[0].prompts, made[0].passed = self.prompts, self.passed
-        self.gather()
-        return made
-
-    def grown_s(self, computed: Iterable[Prompt]) -> float:
-        """Seconds of a decode of a class by itself (`of`) once those of these prompts that have its
-        pace are part of it.
-        """
-        batch, tokens = self.batch, self.context_tokens
-        for prompt in computed:
-            if (prompt.tpot_s or (self.of or self).tpot_s) == self.tpot_s:
-                batch, tokens = batch + 1, tokens + prompt.left + prompt.past
-        if batch == self.batch:
-            return self.decode_s
-        return self.times.decode_s(batch, tokens / batch + self._lookahead_tokens)
-
     def quicken(self, tpot_s: float) -> None:
         """A request of this pace is on its way to it."""
         if tpot_s < self.tpot_s:
@@ -277,13 +220,13 @@ class RunQueue(PaceClass):
             into.owed_s = min(into.owed_s, due_s)
             self.gather()
 
-    def decoding(self, decode: Collection[RequestId] | None) -> Sequence[PaceClass]:
+    def decoding(self, decode: Decode) -> Sequence[PaceClass]:
         """The classes of those who decode; some are divided for it."""
         if decode is None:
             return () if not self.batch else tuple(self.classes) or (self,)
-        found, all_named = [], frozenset(decode)
+        found = []
         for part in tuple(self.parts):
-            named = [request_id for request_id in part.running if request_id in all_named]
+            named = [request_id for request_id in part.running if request_id in decode]
             if named and len(named) < part.batch:
                 if not self.classes:
                     part = self._as_class()
@@ -376,20 +319,15 @@ class RunQueue(PaceClass):
         return self.decode_s + self._chunk_added_s if batch else self._chunk_added_s
 
 
-def slack_s(
-    queue: RunQueue, queues: Sequence[RunQueue], now_s: float, computed: Sequence[Prompt] = ()
-) -> float:
+def slack_s(queue: RunQueue, queues: Sequence[RunQueue], now_s: float) -> float:
     """How long an iteration of `queue` may take now without making a token of the running requests
     late, now or later, if decodes in the order of their deadlines follow. Requests that are late
-    already do not count, and neither do prompts, but for those that it ends and that enlarge later
-    decodes: `computed`, where `queue` is a class of an instance.
+    already do not count, and neither do prompts.
     """
     jobs: list[Job] = []
     for other in queues:
         if other.due_s < inf:
             # Its own tokens of now come with the iteration itself.
             due_s = other.due_s + other.tpot_s if other is queue else other.due_s
-            grows = bool(computed) and other.of is queue.of
-            decode_s = other.grown_s(computed) if grows else other.decode_s
-            jobs.append((due_s, decode_s, other.tpot_s))
+            jobs.append((due_s, other.decode_s, other.tpot_s))
     return min(spare_s(jobs, now_s), queue.due_s - now_s)

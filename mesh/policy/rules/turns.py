@@ -56,8 +56,7 @@ class TurnRule(Protocol):
     period: ClassVar[int | None]
     """Turns of a run queue after which its decodes repeat while nobody comes or goes: by as many,
     shadow validation sees that nobody falls behind. None: all of a run queue decode, by their
-    deadlines, and `decode_capacity` tells; by `Headroom` alone each class may have turns of its own
-    then. 0: no policy can promise by this rule.
+    deadlines, and `decode_capacity` tells. 0: no policy can promise by this rule.
     """
 
     def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:

@@ -27,7 +27,6 @@ from mesh.domain.messages import (
 )
 from mesh.domain.node_events import HeartbeatDue, LinkClosed, LinkOpened, MeasureFinished, StepBroke
 from mesh.domain.reasons import FinishReason
-from mesh.domain.slo import Slo
 from tests.core.cells import of_kind, only
 from tests.core.nodes import (
     ENGINE_BYTES,
@@ -254,22 +253,6 @@ def test_an_iteration_that_computed_nothing_is_not_tried_again_at_once() -> None
     assert only(node.submit("c", "i2"), StartStep).instance_id == "i2"
     after = node.step("i2", token("c", 0, finish=FinishReason.STOP))
     assert of_kind(after, StartStep) == []
-
-
-def test_a_class_that_starves_leaves_the_turns_to_the_others() -> None:
-    """It is asked again once another iteration may have given blocks back."""
-    node = loaded_node()
-    node.submit("quick", slo=Slo(tpot_s=0.1))
-    node.submit("slow", slo=Slo(tpot_s=1.0))
-    node.step("i1", token("quick", 0), token("slow", 0))
-    actions = node.step("i1", starved=["quick"])
-    assert starved(actions) == ("quick",)
-    only(actions, StartStep)
-    assert node.core.handle(HeartbeatDue(rss_bytes=1), node.now_s), "amid the iteration"
-    only(node.step("i1", token("slow", 1)), StartStep)
-    actions = node.step("i1", starved=["quick"])
-    assert only(actions, StartStep).instance_id == I1
-    assert of_kind(node.step("i1", starved=["slow"]), StartStep) == [], "nobody has blocks"
 
 
 def ask_for_blocks(node: NodeUnderTest) -> list[NodeAction]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mesh.policy.rules.decode_capacity import class_decodes, reached_s, share_of, spare_s
+from mesh.policy.rules.decode_capacity import reached_s, spare_s
 from tests.request.schedules import Job
 
 JOBS = st.lists(
@@ -85,12 +85,3 @@ def test_decodes_get_as_far_as_reckoned_and_a_round_farther_at_most(
     assert min(dues_s) >= reached - 1e-9
     round_s = sum(job.decode_s for job in jobs)
     assert min(dues_s) <= reached_s(list(jobs), wait_s + round_s) + 1e-9
-
-
-def test_a_class_takes_its_own_decodes_in_its_own_pace() -> None:
-    """Those of an infinite pace have none."""
-    rows = [(1.0, 40, 400), (0.1, 1, 30), (1.0, 37, 370), (inf, 5, 50)]
-    found = class_decodes(rows, lambda n, context: 0.01 + 0.01 * n + context / 1000, 10)
-    assert [(due_s, tpot_s) for due_s, _, tpot_s in found] == [(inf, 0.1), (inf, 1.0)]
-    assert [seconds for _, seconds, _ in found] == pytest.approx([0.02 + 0.04, 0.78 + 0.02])
-    assert share_of(found) == pytest.approx(0.6 + 0.8)

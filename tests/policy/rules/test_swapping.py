@@ -8,7 +8,7 @@ import pytest
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId
-from mesh.policy.rules.headroom import HEADROOM, TOGETHER, all_together, decodes_by_class
+from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.registry import rule_named
 from mesh.policy.rules.swapping import (
     SWAPPING,
@@ -118,11 +118,3 @@ def test_weights_come_in_one_part_at_least() -> None:
 def test_an_engine_that_moves_whole_weights_follows_it_by_whole() -> None:
     assert rule_named(name_of(by_whole(SWAPPING))) == WHOLE
     assert by_whole(HEADROOM) is HEADROOM
-
-
-def test_all_decode_together_where_weights_are_swapped() -> None:
-    """Who decides on turns does not see what is not on the device."""
-    assert decodes_by_class(HEADROOM)
-    assert not decodes_by_class(SWAPPING)
-    assert not SWAPPING.selective_decode
-    assert rule_named(name_of(all_together(HEADROOM))) == TOGETHER

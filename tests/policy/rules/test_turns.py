@@ -14,17 +14,7 @@ from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.turns import Grant, TurnRule, name_all, next_turn, note_turn
 from tests.request.rollout import Rollout
-from tests.request.schedules import (
-    TIMES,
-    TOKENS_MAX,
-    Instance,
-    Job,
-    Node,
-    Request,
-    a_prompt,
-    queue,
-    times,
-)
+from tests.request.schedules import TIMES, TOKENS_MAX, Instance, Job, Node, a_prompt, queue, times
 from tests.request.strategies import instances
 
 
@@ -59,82 +49,6 @@ class TestLeastHeadroom:
         grant = grant_of(queue("a", 0.5, times=TIMES, prompts=[(50, 0.4)]))
         assert grant.prefill_tokens == 50
         assert grant.seconds == pytest.approx(0.15)
-
-
-def paced(quick_due_s: float, *slow_due_s: float) -> Instance:
-    """A request with a token every 0.1 s, and others with one a second. A decode of one takes
-    0.06 s, and 0.02 s longer for each more; a prompt token takes 1 ms.
-    """
-    requests = [Request(due_s=quick_due_s, tpot_s=0.1)]
-    requests += [Request(due_s=due_s, tpot_s=1.0) for due_s in slow_due_s]
-    by = times(decode_s=0.06, decode_more_s=0.02)
-    return Instance(name="a", times=by, tpot_s=0.1, requests=requests)
-
-
-class TestClassesOfOneInstance:
-    @staticmethod
-    def decoding(each: Instance) -> str:
-        """Who decodes now, by place."""
-        grant = grant_of(each.queue(0.0))
-        names = [r.name for r in each.requests if not r.left]
-        decode = names if grant.decode is None else grant.decode
-        assert grant.queue.of is None
-        prefill_s = grant.prefill_tokens * 0.001
-        assert grant.seconds == pytest.approx(0.04 + 0.02 * len(decode) + prefill_s)
-        return "".join([str(names.index(name)) for name in decode])
-
-    def test_all_decode_where_their_tokens_come_early_with_that(self) -> None:
-        assert self.decoding(paced(0.16, 2.0, 2.0)) == "012"
-        assert self.decoding(paced(0.14, 2.0, 2.0)) == "0"
-        assert self.decoding(paced(0.16, 0.14, 2.0)) == "012", "in turns they come later yet"
-
-    def test_else_the_class_that_is_due_first(self) -> None:
-        assert self.decoding(paced(0.3, 0.12, 2.0)) == "12"
-        assert self.decoding(paced(0.12, 0.3, 2.0)) == "0"
-
-    @pytest.mark.parametrize("slow_s", [0.78, 0.1, -3.0])
-    def test_a_token_that_is_late_does_not_make_all_decode(self, slow_s: float) -> None:
-        """The class of 77 takes 1.58 s, and another one of it is due in 2 s."""
-        assert self.decoding(paced(0.1, slow_s, *[2.0] * 76)) == "0"
-
-    def test_a_prompt_is_computed_beside_the_quickest(self) -> None:
-        each = paced(0.09, 2.0, 2.0)
-        each.requests.append(a_prompt(16, 0.5))
-        assert grant_of(each.queue(0.0)).prefill_tokens == 16
-        assert self.decoding(each) == "0"
-
-    def test_or_by_itself_where_it_is_quicker_than_all(self) -> None:
-        """No decode of 0.3 s, and none of 0.06 s, is in its way."""
-        each = paced(9.0, *[9.0] * 12)
-        del each.requests[0]
-        each.requests.append(Request(due_s=0.05, left=40, past=0, tpot_s=0.1))
-        grant = grant_of(each.queue(0.0))
-        assert (grant.prefill_tokens, grant.decode) == (40, ())
-        assert grant.seconds == pytest.approx(0.04)
-
-    def test_a_late_class_decodes_though_prompts_never_end(self) -> None:
-        """The quick one gains 0.04 s with each of its tokens, and three slow ones need 0.1 s."""
-        each = paced(0.1, -1.0, -1.0, -1.0)
-        rollout = Rollout(node=Node(instances=[each], newcomer=Request(due_s=9.0)))
-        slow, turns = each.requests[1:], 0
-        while not all(rollout.tokens.get(id(request)) for request in slow):
-            each.requests.append(Request(due_s=rollout.now_s + 5.0, left=50, past=0, tpot_s=1.0))
-            assert rollout.turn() is not None
-            turns += 1
-            assert turns <= 6
-            assert each.requests[0].due_s >= rollout.now_s
-
-    def test_nobody_is_ever_late_though_not_all_can_decode_each_time(self) -> None:
-        """One takes 60 % of the time, and nine more would take 240 % of it with all decodes."""
-        each = paced(0.1, *[3.0 + 0.1 * n for n in range(9)])
-        rollout = Rollout(node=Node(instances=[each], newcomer=Request(due_s=9.0)))
-        for _ in range(200):
-            dues_s = [request.due_s for request in each.requests]
-            played = rollout.turn()
-            assert played is not None
-            assert min(dues_s) >= rollout.now_s - 1e-9
-            assert played[1].seconds < 0.225, "of one class"
-        assert min(rollout.tokens[id(request)] for request in each.requests) >= 10
 
 
 class TestChunks:

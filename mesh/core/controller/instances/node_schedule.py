@@ -9,8 +9,7 @@ one before.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import cast
 
@@ -19,7 +18,6 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.checks import CLASSES_MAX
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.lifecycle import InstanceState
@@ -30,8 +28,6 @@ from mesh.domain.reasons import Verdict
 from mesh.domain.steps import part_bytes
 from mesh.domain.values import dataclass, replace
 from mesh.memory.station import NEWCOMER, ReservationKind
-from mesh.policy.rules.decode_capacity import Job, class_decodes, share_of
-from mesh.policy.rules.headroom import decodes_by_class
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, Swap, SwapRule
 from mesh.request.pool import Held, Pool
@@ -296,17 +292,9 @@ def _places_left(instance: InstanceEntry, request: RequestEntry, now_s: float) -
     factor = instance.correction.factor(now_s) * care
     times = Times(instance.profile, factor)
 
-    in_turns = _has_classes(instance, [request])
-    rows = _rows(work) if in_turns else []
-
     def share(more: int) -> float:
         context = (tokens + more * request.tokens) / (batch + more) + LOOKAHEAD_TOKENS
-        together = times.decode_s(batch + more, context) / request.pace_s
-        if not in_turns:
-            return others + together
-        with_it = [*rows, (request.pace_s, more, more * request.tokens)]
-        by_class = class_decodes(with_it, times.decode_s, LOOKAHEAD_TOKENS)
-        return others + min(together, share_of(by_class))
+        return others + times.decode_s(batch + more, context) / request.pace_s
 
     return bisect_right(range(1, instance.batch_max - batch + 1), 1.0, key=share)
 
@@ -448,16 +436,8 @@ def node_prompts_s(node: NodeEntry, now_s: float) -> float:
 
 
 def round_s(node: NodeEntry, now_s: float) -> float:
-    """Seconds of one decode of each instance that has requests, or will have some; of each of its
-    classes, where it costs less that these take turns.
-    """
-    total_s = 0.0
-    for instance in node.instances.values():
-        if _has_work(instance):
-            together_s, by_class = _decode_s(instance, now_s), _class_decodes(instance, now_s)
-            in_turns = by_class and share_of(by_class) < together_s / instance.pace_s
-            total_s += sum([s for _, s, _ in by_class]) if in_turns else together_s
-    return total_s
+    """Seconds of one decode of each instance that has requests, or will have some."""
+    return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))
 
 
 def decode_share_with(into: InstanceEntry, now_s: float, *more: RequestEntry) -> float:
@@ -471,35 +451,7 @@ def _decode_share(
     instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()
 ) -> float:
     paces_s = [instance.pace_s] if _has_work(instance) else []
-    share = _decode_s(instance, now_s, more) / min((*paces_s, *(r.pace_s for r in more)))
-    by_class = _class_decodes(instance, now_s, more)
-    return min(share, share_of(by_class)) if by_class else share
-
-
-def _class_decodes(
-    instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()
-) -> list[Job]:
-    """The decodes of its classes, with those of `more`, where several take turns; else none."""
-    if not _has_classes(instance, more):
-        return []
-    rows = _rows([*_work(instance), *more])
-    return class_decodes(rows, times_of(instance, now_s).decode_s, LOOKAHEAD_TOKENS)
-
-
-def _has_classes(instance: InstanceEntry, more: Sequence[RequestEntry]) -> bool:
-    """Whether there would be several paces with `more`, not too many, and each has decodes of its
-    own.
-    """
-    if not decodes_by_class(instance.node.turns):
-        return False
-    there = _work(instance)
-    if not instance.mixed_slos:
-        there = list(islice(there, 1))  # all have one pace
-    return 1 < len({r.pace_s for r in (*there, *more) if r.pace_s < inf}) <= CLASSES_MAX
-
-
-def _rows(requests: Iterable[RequestEntry]) -> list[tuple[float, int, int]]:
-    return [(request.pace_s, 1, request.tokens) for request in requests]
+    return _decode_s(instance, now_s, more) / min((*paces_s, *(r.pace_s for r in more)))
 
 
 def _decode_s(instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()) -> float:

@@ -38,7 +38,6 @@ from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
 from mesh.memory.station import ReservationKind
 from mesh.policy.plans import Shortage
-from mesh.policy.rules.headroom import decodes_by_class
 
 GUESSED_SHARE_MOST = 0.5
 """An estimated profile may say that a request takes this share of the time until its first token is
@@ -197,7 +196,6 @@ class Outlook:
 
     def _ends_on(self, node: NodeEntry) -> Iterator[float]:
         token_s, ready_s = round_s(node, self.ctx.now_s), loads_end_s(node, self.ctx.now_s)
-        by_class = decodes_by_class(node.turns)
         for instance in node.instances.values():
             begun_s = ready_s.get(instance.instance_id, self.ctx.now_s)
             owner = self.ctx.cell.deployments.get(instance.deployment)
@@ -206,9 +204,7 @@ class Outlook:
                 known = owner.history.mean_of(request.slo.name) if owner is not None else most
                 mean = min(known, most)
                 left = max(mean - len(request.output_tokens), mean * LEFT_SHARE_LEAST)
-                # Where classes take turns, one has its tokens in its pace.
-                in_pace = by_class and instance.mixed_slos
-                yield begun_s + left * (min(token_s, request.pace_s) if in_pace else token_s)
+                yield begun_s + left * token_s
 
     def _quickest_s(self, request: RequestEntry) -> float:
         """Seconds to its first token on the quickest node. Measured profiles count alone: a

@@ -220,8 +220,8 @@ class InstanceEntry:
 
     @property
     def pace_s(self) -> float:
-        """The quickest pace of the requests that run on it, or that join when its load is over.
-        There must be one.
+        """The quickest pace of the requests that run on it, or that join when its load is over:
+        each decode gives all of them a token. There must be one.
         """
         work = (self.requests or self.coming).values()
         if self.mixed_slos:

@@ -5,13 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.controller.instances.node_schedule import (
-    _best_effort_s,
-    _places_left,
-    decode_share_with,
-    decodes_share,
-    round_s,
-)
+from mesh.core.controller.instances.node_schedule import _best_effort_s
 from mesh.core.controller.requests.preemption import may_be_preempted
 from mesh.core.controller.requests.serving import grow_or_evict
 from mesh.domain.actions import ControllerAction, RefuseRequest
@@ -26,7 +20,6 @@ from mesh.domain.slo import BEST_EFFORT, Slo, best_effort
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, request
 from tests.core.two_nodes import TwoNodes
-from tests.support.profiles import profile
 
 BATCH = best_effort("batch", 600.0)
 QUICK = Slo(name="quick", ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=0.15)
@@ -61,63 +54,6 @@ def test_a_class_that_finds_no_place_holds_up_no_other() -> None:
     for number in range(5):
         assert submitted(cell.ask_in(QUICK, f"q{number}")) == []
     assert submitted(cell.ask_in(PATIENT, "p1")) == [("p1", "a")]
-
-
-MANY = profile(
-    prefill=Grid(rows=(1, 256), columns=(4096,), seconds=((0.001,), (0.256,))),
-    decode=Grid(rows=(1, 101), columns=(4096,), seconds=((0.02,), (1.02,))),
-)
-"""A decode takes 20 ms for one request, and 10 ms for each more."""
-
-
-class MixedCell(Cell):
-    """The same with batches that are as large as their decodes allow."""
-
-    def __init__(self, *, selective_decode: bool = True) -> None:
-        made = deployment("a", slo=PATIENT)
-        spec = replace(made.spec, classes=(QUICK, PATIENT), class_default="patient")
-        CellUnderTest.__init__(self, replace(made, spec=spec), profiles=[MANY])
-        loaded = replace(instance("a", "a"), kv_blocks=2000, batch_max=100)
-        on = replace(node("n1", loaded), selective_decode=selective_decode)
-        self.link, _ = self.join(on)
-
-    def taken(self, slo: Slo, name: str, most: int) -> int:
-        """How many of a class are taken, each of which has its first token at once."""
-        for count in range(most):
-            if not submitted(self.ask_in(slo, f"{name}{count}")):
-                return count
-            self.tokens(self.link, f"{name}{count}", [7])
-        return most
-
-
-@pytest.mark.parametrize(("selective_decode", "slow"), [(True, 60), (False, 10)])
-def test_a_slow_class_takes_its_own_decodes_where_classes_take_turns(
-    selective_decode: bool, slow: int
-) -> None:
-    """On nodes of earlier versions all decode in each iteration."""
-    cell = MixedCell(selective_decode=selective_decode)
-    (there,) = cell.core.cell.nodes.values()
-    parameters = (("selective_decode", 1),) if selective_decode else ()
-    assert there.rule.turn.parameters == parameters
-    assert cell.taken(QUICK, "q", 1) == 1
-    assert cell.taken(PATIENT, "p", 60) == slow
-
-
-def test_what_is_left_beside_classes_that_take_turns_is_reckoned_by_class() -> None:
-    """Sixty slow ones take 0.67 s of 0.95, and the quick one 22 ms of 143: there is a place for
-    one more quick one, and time for other instances. A round is a decode of each class.
-    """
-    cell = MixedCell()
-    assert cell.taken(QUICK, "q", 1) == 1
-    assert cell.taken(PATIENT, "p", 60) == 60
-    (there,), now_s = cell.core.cell.instances.values(), cell.now_s
-    quick = there.requests[RequestId("q0")]
-    assert round_s(there.node, now_s) == pytest.approx(0.022 + 0.671, rel=0.02)
-    share = 0.022 / 0.1425 + 0.671 / 0.95
-    assert decodes_share(there.node, now_s) == pytest.approx(share, rel=0.02)
-    assert _places_left(there, quick, now_s) == 1
-    assert decode_share_with(there, now_s, quick) < 1.0
-    assert decode_share_with(there, now_s, quick, quick, quick) > 1.0
 
 
 def test_requests_of_a_class_that_goes_keep_its_limits_until_they_end() -> None:
