@@ -21,8 +21,8 @@ from mesh.domain.values import dataclass, replace
 from mesh.plan import conserving
 from mesh.plan.conserving import Placed
 from mesh.plan.placement import place_greedy, place_whole
-from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators, whole_plan
-from mesh.plan.problem import LANES_MAX, SAMPLE, Problem, sample_of, slo_of
+from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators
+from mesh.plan.problem import LANES_MAX, SAMPLE, Problem, sample_of, slo_of, sum_r
 from mesh.sim.operators.execution import Executed, Execution, poisson
 from mesh.sim.operators.tables import DEVICES, operator_table
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
@@ -223,7 +223,7 @@ class _Executions:
         devices, each_j = problem.table.devices, executed.energy_j / executed.requests
         return Cell(
             devices=placed.devices * devices,
-            sum_pr=placed.plan.sum_r * devices,
+            sum_pr=sum_r(placed.plan) * devices,
             memory_bytes=placed.memory_bytes(problem),
             energy_j=each_j if energy_j is None else energy_j * PASSES[problem.table.phase],
             plan_ms=1e3 * plan_s,
@@ -252,7 +252,7 @@ class _Executions:
         `least_met` can keep the SLO. The first requests, until the answers among them are through,
         do not count.
         """
-        key = (placed.plan.stations, placed.placement, placed.lanes, seed)
+        key = (placed.plan, placed.placement, placed.lanes, seed)
         if key in self.known:
             return self.known[key]
         problem, table = self.problem, self.problem.table
@@ -282,9 +282,9 @@ def _paper(problem: Problem, name: str) -> Placed:
     waits less, so that several numbers are tried.
     """
     if name == "model-shared":
-        (least,) = plan_model(problem).stations
+        (least,) = plan_model(problem)
         counts = range(least.replicas, 2 * least.replicas + 3)
-        plans = [whole_plan(problem, count, least.batch) for count in counts]
+        plans = [(replace(least, replicas=count),) for count in counts]
     else:
         plans = [MAKE[name](problem)]
     every = [
@@ -295,7 +295,7 @@ def _paper(problem: Problem, name: str) -> Placed:
         )
         for plan in plans
     ]
-    return min(every, key=lambda placed: (placed.devices, placed.plan.sum_r))
+    return min(every, key=lambda placed: (placed.devices, sum_r(placed.plan)))
 
 
 def _conserving(problem: Problem, name: str, fewest: Mapping[str, Placed]) -> Iterable[Placed]:
@@ -316,14 +316,14 @@ def oracle(
         point = replace(_at_rate("oracle", model, rate), lengths=(1024,), device=device)
         problem = point.problem()
         before_s = time.process_time()
-        best = plan_operators(problem).sum_r
+        best = sum_r(plan_operators(problem))
         took.append(1e3 * (time.process_time() - before_s))
         try:
-            greedy.append(plan_greedy(problem).sum_r / best - 1)
+            greedy.append(sum_r(plan_greedy(problem)) / best - 1)
         except InvalidInput:
             gave_up += 1
         with suppress(InvalidInput):  # There are too many plans to try.
-            exact.append(best / plan_brute(problem).sum_r - 1)
+            exact.append(best / sum_r(plan_brute(problem)) - 1)
     return {
         "oracle_gap_greedy": _mean(greedy),
         "oracle_gave_up": gave_up,

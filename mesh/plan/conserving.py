@@ -16,10 +16,9 @@ from statistics import fmean
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import OUTSIDE_LAYERS, Phase
-from mesh.domain.values import dataclass, replace
+from mesh.domain.values import dataclass
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
-from mesh.plan.planners import whole_plan
-from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, held_bytes
+from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem, Staffed, held_bytes
 from mesh.plan.queueing import batched_sojourn_s, erlang_c, present, shared_s, wait_s, worked_s
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
@@ -58,12 +57,13 @@ class Placed:
         for station, devices in enumerate(self.placement):
             for device in devices:
                 there.setdefault(device, Counter())[station] += 1
-        held = (held_bytes(self.plan.choices, each, self.lanes) for each in there.values())
+        choices = [each.choice for each in self.plan]
+        held = (held_bytes(choices, each, self.lanes) for each in there.values())
         return problem.table.devices * sum(held)
 
     def used(self, problem: Problem) -> float:
         """The load of full batches over what the devices yield."""
-        batch = min(each.batch for each in self.plan.stations)
+        batch = min(each.batch for each in self.plan)
         together = max(max(Counter(devices).values()) for devices in self.placement)
         lanes = self.lanes or (together if len(self.placement) == 1 else LANES_MAX)
         load = sum(piece.load for piece in pieces_of(problem, self.plan))
@@ -79,13 +79,13 @@ def models(problem: Problem, lanes_max: int) -> Iterator[Placed]:
     for devices in range(_least(problem, lanes_max), REPLICAS_MAX + 1):
         for lanes in range(1, lanes_max + 1):
             fit = [
-                (choice.batch, expected_s)
-                for choice in problem.whole.choices
+                (choice, expected_s)
+                for choice in problem.whole
                 if held_bytes((choice,), {0: lanes}, lanes) <= memory
                 and (expected_s := sojourn_s(problem, devices, lanes, choice.batch)[0]) <= slo_s
             ]
-            for batch, expected_s in dict.fromkeys((*fit[:1], *fit[-1:])):
-                plan = whole_plan(problem, devices * lanes, batch)
+            for choice, expected_s in dict.fromkeys((*fit[:1], *fit[-1:])):
+                plan = (Staffed(replicas=devices * lanes, choice=choice),)
                 placement = place_whole(plan, lanes)
                 yield Placed(plan=plan, placement=placement, expected_s=expected_s)
 
@@ -97,8 +97,8 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     A server that is done takes what has come meanwhile, as one batch. Prompts that share a device
     wait as much longer by it as they would on servers as slow as when all share.
     """
-    rate, seconds = problem.rate_per_s, problem.whole.seconds
-    alone_s = next(iter(seconds.values()))
+    rate, alone_s = problem.rate_per_s, problem.whole[0].service_s
+    seconds = {each.batch: each.service_s for each in problem.whole}
     batch = _formed(rate, seconds, problem.yields, devices, lanes)
     if batch > batch_max:
         return math.inf, batch
@@ -183,7 +183,7 @@ def operators(
     a whole model is a plan of operators, too.
     """
     slo_s, memory = problem.slo_s, problem.table.device.memory_bytes
-    fewest_bytes, batch_max = fewest.memory_bytes(problem), problem.whole.choices[-1].batch
+    fewest_bytes, batch_max = fewest.memory_bytes(problem), problem.whole[-1].batch
     numbers = range(_least(problem, LANES[-1]), fewest.devices + 1)
     for devices, margin, lanes in product(numbers, MARGINS, LANES):
         expected_s, batch = sojourn_s(problem, devices, lanes, batch_max)
@@ -200,8 +200,8 @@ def operators(
             plan = _spread(problem, planner(slower), devices, at_once, every=not margin)
             placement = place_conserving(
                 pieces_of(problem, plan),
-                problem.yields(min(each.batch for each in plan.choices))[lanes],
-                memory - lanes * max(each.transient_bytes for each in plan.choices),
+                problem.yields(min(each.batch for each in plan))[lanes],
+                memory - lanes * max(each.choice.transient_bytes for each in plan),
                 devices,
             )
         except InvalidInput:
@@ -223,21 +223,21 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
     their devices, over which what is on all of them spreads.
     """
     devices = devices_of(placement)
-    total_s, _ = sojourn_s(slower, devices, lanes, min(each.batch for each in plan.stations))
+    total_s, _ = sojourn_s(slower, devices, lanes, min(each.batch for each in plan))
     loads = [piece.load for piece in pieces_of(slower, plan)]
     even, at = sum(loads) / devices, [device for station in placement for device in station]
-    some = [each.replicas < devices for each in plan.stations for _ in range(each.replicas)]
+    some = [each.replicas < devices for each in plan for _ in range(each.replicas)]
     held: dict[int, float] = dict.fromkeys(at, 0.0)
     for load, device, pinned in zip(loads, at, some, strict=True):
         held[device] += load if pinned else 0.0
-    for number, each in enumerate(plan.stations):
+    for number, each in enumerate(plan):
         choice = each.choice
         if each.replicas < devices:
             own = slower.rate_per_s / choice.batch * choice.service_s / each.replicas
             others = fmean(max(held[device], even) - own for device in placement[number])
             beside = min(max(others, 0.0) * slower.stretched, 1.0)
             partly = slower.but(stretched=1 + beside * (slower.stretched - 1))
-            waited_s = partly.sojourn_s(choice, each.replicas) - choice.transfer_s
+            waited_s = partly.sojourn_s(each) - choice.transfer_s
             total_s += waited_s - choice.service_s * partly.stretched
         following = placement[(number + 1) % len(placement)]
         away = sum(device not in following for device in placement[number])
@@ -256,8 +256,8 @@ def _lanes_s(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
     devices, rate = devices_of(placement), slower.rate_per_s
     layers = [
         (each.choice.service_s * slower.stretched, rate / each.batch, {*there})
-        for each, there in zip(plan.stations, placement, strict=True)
-        if each.roles[0] not in OUTSIDE_LAYERS
+        for each, there in zip(plan, placement, strict=True)
+        if each.choice.roles[0] not in OUTSIDE_LAYERS
     ]
     held = sum(piece.load for piece in pieces_of(slower, plan)) * slower.stretched / devices
     left_s = sum(per_s * taken_s**2 for taken_s, per_s, _ in layers) / 2
@@ -282,20 +282,19 @@ def _spread(problem: Problem, plan: Plan, devices: int, at_once: float, *, every
         if every or each.weights_bytes < WEIGHTLESS * problem.table.weights_bytes
     }
     stations = []
-    for each, station in zip(plan.stations, problem.stations, strict=True):
-        replicas = max(each.replicas, devices) if free >= {*each.roles} else each.replicas
+    for each, station in zip(plan, problem.stations, strict=True):
+        replicas = max(each.replicas, devices) if free >= {*each.choice.roles} else each.replicas
         wanted = max(each.batch, at_once / replicas)
-        enough = (choice for choice in station.choices if choice.batch >= wanted)
-        choice = next(enough, station.choices[-1])
-        stations.append(replace(each, replicas=replicas, choice=choice))
-    return Plan(stations=tuple(stations))
+        enough = (choice for choice in station if choice.batch >= wanted)
+        stations.append(Staffed(replicas=replicas, choice=next(enough, station[-1])))
+    return tuple(stations)
 
 
 def _least(problem: Problem, lanes: int) -> int:
     """The number of devices below which they cannot do the work. Raises InvalidInput where the SLO
     is below an iteration that is alone.
     """
-    least_s = min(choice.service_s for choice in problem.whole.choices)
+    least_s = min(choice.service_s for choice in problem.whole)
     if least_s > problem.slo_s:
         raise InvalidInput(
             f"an iteration takes {least_s * 1e3:.4g} ms unloaded, the SLO is "
@@ -303,7 +302,6 @@ def _least(problem: Problem, lanes: int) -> int:
             hint="raise the SLO, or divide the model over more devices",
         )
     most = max(
-        problem.yields(each.batch)[lanes] * each.batch / each.service_s
-        for each in problem.whole.choices
+        problem.yields(each.batch)[lanes] * each.batch / each.service_s for each in problem.whole
     )
     return math.floor(problem.rate_per_s / most) + 1

@@ -8,6 +8,7 @@ executes it.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
+from operator import add
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.values import dataclass
@@ -15,16 +16,8 @@ from mesh.plan.problem import LANES_MAX, Plan, Problem, held_bytes
 
 Weigh = Callable[[float, float], float]
 """Orders pieces, or devices, by the shares of a device's load and memory that they take."""
-SIZES: tuple[Weigh, ...] = (
-    max,
-    lambda load, memory: load,
-    lambda load, memory: memory,
-    lambda load, memory: load + memory,
-)
-FULLEST: tuple[Weigh, ...] = (
-    lambda load, memory: -max(load, memory),
-    lambda load, memory: -(load + memory),
-)
+SIZES: tuple[Weigh, ...] = (max, lambda load, _: load, lambda _, memory: memory, add)
+FULLEST: tuple[Weigh, ...] = (lambda *both: -max(both), lambda *both: -sum(both))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +45,7 @@ def pieces_of(problem: Problem, plan: Plan) -> list[Piece]:
     of a device have those.
     """
     found = []
-    for number, each in enumerate(plan.stations):
+    for number, each in enumerate(plan):
         choice = each.choice
         load = problem.rate_per_s / choice.batch * choice.service_s / each.replicas
         kept = choice.weights_bytes + choice.kv_bytes
@@ -63,8 +56,8 @@ def pieces_of(problem: Problem, plan: Plan) -> list[Piece]:
 
 def place_whole(plan: Plan, lanes: int = 1) -> Placement:
     """Place replicas of a whole model, `lanes` on each device."""
-    assert len(plan.stations) == 1, "one station"
-    return (tuple(number // lanes for number in range(plan.stations[0].replicas)),)
+    (whole,) = plan
+    return (tuple(number // lanes for number in range(whole.replicas)),)
 
 
 def place_greedy(problem: Problem, plan: Plan) -> Placement:
@@ -78,23 +71,17 @@ def place_greedy(problem: Problem, plan: Plan) -> Placement:
     where a whole model passes the memory.
     """
     memory = problem.table.device.memory_bytes
-    whole = len(plan.stations) == 1
-    bases = 1 if whole else min(each.replicas for each in plan.stations)
-    choices = plan.choices
-    used = [problem.load(each.choice) / each.replicas for each in plan.stations]
-    placed: list[list[int]] = [list(range(bases)) for _ in plan.stations]
+    bases = 1 if len(plan) == 1 else min(each.replicas for each in plan)
+    choices = [each.choice for each in plan]
+    used = [problem.load(each.choice) / each.replicas for each in plan]
+    placed: list[list[int]] = [list(range(bases)) for _ in plan]
     held = [Counter(range(len(choices))) for _ in range(bases)]
     if (taken := held_bytes(choices, held[0], None)) > memory:
         raise _too_large(taken, memory)
     busy = [sum(used)] * bases
     times = [[choice.service_s] * bases for choice in choices]
-    waits = [
-        problem.sojourn_s(each.choice, each.replicas) - each.choice.service_s * problem.stretched
-        for each in plan.stations
-    ]
-    extras = [
-        number for number, each in enumerate(plan.stations) for _ in range(each.replicas - bases)
-    ]
+    waits = [problem.sojourn_s(each) - each.choice.service_s * problem.stretched for each in plan]
+    extras = [number for number, each in enumerate(plan) for _ in range(each.replicas - bases)]
     for number in sorted(extras, key=lambda n: (-choices[n].service_s, n)):
         choice = choices[number]
         best: tuple[float, int, float] | None = None

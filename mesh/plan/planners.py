@@ -8,14 +8,14 @@ is feasible.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations_with_replacement
 from operator import add, sub
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.values import replace
-from mesh.plan.problem import REPLICAS_MAX, Choice, Plan, Problem, Staffed, Station
+from mesh.plan.problem import REPLICAS_MAX, Plan, Problem, Staffed, Station
 
 STEPS_MAX = 10_000
 """The moves after which algorithm 1 ends."""
@@ -24,33 +24,33 @@ COMBINATIONS_MAX = 200_000
 ROUNDING_S = 1e-12
 
 
-class _Options:
-    """The best sojourn of a station for each number of replicas."""
-
-    def __init__(self, problem: Problem, station: Station) -> None:
-        self.roles = station.roles
-        self.least = least = problem.least_of(station)
-
-        @cache
-        def at(more: int) -> tuple[float, Choice]:
-            every = [(problem.sojourn_s(each, least + more), each) for each in station.choices]
-            return min(every, key=lambda one: (one[0], one[1].batch))
-
-        self.at = at
-        """Seconds, and the batch that takes them, with so many replicas beyond the least."""
+Options = Callable[[int], tuple[float, Staffed]]
+"""The least mean seconds at a station, and how, by its replicas beyond the fewest."""
 
 
-def _options(problem: Problem, stations: Sequence[Station]) -> list[_Options]:
+def _options_of(problem: Problem, station: Station) -> Options:
+    least = problem.least_of(station)
+
+    @cache
+    def at(more: int) -> tuple[float, Staffed]:
+        every = [Staffed(replicas=least + more, choice=each) for each in station]
+        taken = [(problem.sojourn_s(each), each) for each in every]
+        return min(taken, key=lambda one: (one[0], one[1].batch))
+
+    return at
+
+
+def _options(problem: Problem, stations: Sequence[Station]) -> list[Options]:
     """The options of each station. Raises InvalidInput where no number of replicas is enough."""
-    options = [_Options(problem, station) for station in stations]
+    options = [_options_of(problem, station) for station in stations]
     if problem.unloaded_s(stations) >= problem.slo_s:
         raise _infeasible(problem, options)
     return options
 
 
-def _infeasible(problem: Problem, options: Sequence[_Options]) -> InvalidInput:
+def _infeasible(problem: Problem, options: Sequence[Options]) -> InvalidInput:
     """An error that names an SLO which a plan keeps that has as many replicas as it may have."""
-    least_s = sum(each.at(REPLICAS_MAX // len(options))[0] for each in options)
+    least_s = sum(each(REPLICAS_MAX // len(options))[0] for each in options)
     return InvalidInput(
         f"no plan keeps {problem.slo_s * 1e3:.4g} ms at {problem.rate_per_s:g} a second; "
         f"{math.ceil(least_s * 1e5) / 1e2:.2f} ms are feasible",
@@ -58,27 +58,16 @@ def _infeasible(problem: Problem, options: Sequence[_Options]) -> InvalidInput:
     )
 
 
-def _plan_of(options: Sequence[_Options], mores: Sequence[int]) -> Plan:
+def _plan_of(options: Sequence[Options], mores: Sequence[int]) -> Plan:
     """The plan with so many replicas of each station beyond the least."""
-    staffed = tuple(
-        Staffed(roles=one.roles, replicas=one.least + more, choice=one.at(more)[1])
-        for one, more in zip(options, mores, strict=True)
-    )
-    return Plan(stations=staffed)
-
-
-def whole_plan(problem: Problem, replicas: int, batch: int) -> Plan:
-    """A plan of so many whole models."""
-    whole = problem.whole
-    staffed = Staffed(roles=whole.roles, replicas=replicas, choice=whole.choice(batch))
-    return Plan(stations=(staffed,))
+    return tuple(of(more)[1] for of, more in zip(options, mores, strict=True))
 
 
 def plan_model(problem: Problem) -> Plan:
     """The fewest whole models that keep the SLO, with one size of batch."""
     options = _options(problem, (problem.whole,))
-    seconds, slo_s = options[0].at, problem.slo_s
-    more = bisect_left(range(REPLICAS_MAX + 1), -slo_s, key=lambda more: -seconds(more)[0])
+    numbers = range(REPLICAS_MAX + 1)
+    more = bisect_left(numbers, -problem.slo_s, key=lambda more: -options[0](more)[0])
     if more > REPLICAS_MAX:
         raise _infeasible(problem, options)
     return _plan_of(options, (more,))
@@ -96,7 +85,7 @@ def plan_operators(problem: Problem) -> Plan:
     least_s = [0.0] + [math.inf] * most
     taken: list[list[int]] = []
     for option in options:
-        seconds = [option.at(more)[0] for more in range(most + 1)]
+        seconds = [option(more)[0] for more in range(most + 1)]
         sums = [[*map(add, least_s[cost::-1], seconds)] for cost in range(most + 1)]
         least_s = [*map(min, sums)]
         taken.append([of.index(least) for of, least in zip(sums, least_s, strict=True)])
@@ -108,11 +97,11 @@ def plan_operators(problem: Problem) -> Plan:
     return _plan_of(options, mores[::-1])
 
 
-def _bound(problem: Problem, options: Sequence[_Options]) -> int:
+def _bound(problem: Problem, options: Sequence[Options]) -> int:
     """A number of replicas beyond the least with which some plan keeps the SLO."""
     mores, slo_s = [0] * len(options), problem.slo_s - ROUNDING_S
-    while sum(took_s := [one.at(n)[0] for one, n in zip(options, mores, strict=True)]) > slo_s:
-        then_s = [one.at(n + 1)[0] for one, n in zip(options, mores, strict=True)]
+    while sum(took_s := [of(n)[0] for of, n in zip(options, mores, strict=True)]) > slo_s:
+        then_s = [of(n + 1)[0] for of, n in zip(options, mores, strict=True)]
         gains = [*map(sub, took_s, then_s)]
         mores[gains.index(max(gains))] += 1
         if sum(mores) > REPLICAS_MAX:
@@ -129,21 +118,12 @@ def plan_greedy(problem: Problem) -> Plan:
     gives up where replicas no longer help the operator with the longest sojourn, though others
     wait: then it raises InvalidInput for an SLO that `plan_operators` keeps.
     """
-    slo_s = problem.slo_s
+    slo_s, sojourn_s, least = problem.slo_s, cache(problem.sojourn_s), problem.least_replicas
     _options(problem, problem.stations)
-
-    @cache
-    def sojourn_s(at: Staffed) -> float:
-        return problem.sojourn_s(at.choice, at.replicas)
-
-    def first(station: Station) -> Staffed:
-        every = [
-            Staffed(roles=station.roles, replicas=problem.least_replicas(choice), choice=choice)
-            for choice in station.choices
-        ]
-        return min(every, key=sojourn_s)
-
-    state = [first(station) for station in problem.stations]
+    state = [
+        min((Staffed(replicas=least(each), choice=each) for each in station), key=sojourn_s)
+        for station in problem.stations
+    ]
     for _ in range(STEPS_MAX):
         took_s = sum(map(sojourn_s, state))
         down = took_s <= slo_s
@@ -152,9 +132,8 @@ def plan_greedy(problem: Problem) -> Plan:
         replicas = now.replicas + (-1 if down else 1)
         moves = [
             replace(now, replicas=replicas, choice=choice)
-            for choice in problem.stations[number].choices
-            if REPLICAS_MAX >= replicas >= problem.least_replicas(choice)
-            and (not down or choice.batch >= now.batch)
+            for choice in problem.stations[number]
+            if REPLICAS_MAX >= replicas >= least(choice) and (not down or choice.batch >= now.batch)
         ]
         rest_s = took_s - sojourn_s(now)
         kept = [at for at in moves if not down or rest_s + sojourn_s(at) <= slo_s]
@@ -168,7 +147,7 @@ def plan_greedy(problem: Problem) -> Plan:
             f"algorithm 1 gives up at {took_s * 1e3:.4g} ms, above the SLO of {slo_s * 1e3:.4g} ms",
             hint="another planner may keep it",
         )
-    return Plan(stations=tuple(state))
+    return tuple(state)
 
 
 def plan_brute(problem: Problem) -> Plan:
@@ -185,7 +164,7 @@ def plan_brute(problem: Problem) -> Plan:
                 f"there are more than {COMBINATIONS_MAX} plans to try", hint="try a lower rate"
             )
         best = min(
-            (sum(one.at(each)[0] for one, each in zip(options, mores, strict=True)), mores)
+            (sum(of(each)[0] for of, each in zip(options, mores, strict=True)), mores)
             for taken in combinations_with_replacement(numbers, more)
             for mores in ([*map(taken.count, numbers)],)
         )

@@ -45,6 +45,8 @@ def check_demand(rate_per_s: float, lengths: Sequence[int], slo_s: float) -> Non
 class Choice:
     """What one size of batch takes at a station that has the whole device."""
 
+    roles: tuple[Role, ...]
+    """The operators of the station: one, or all of a model's."""
     batch: int
     service_s: float
     """The mean over the lengths."""
@@ -61,28 +63,14 @@ class Choice:
         return self.weights_bytes + self.kv_bytes + self.transient_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Station:
-    """What replicas are made of: one operator, or all of a model's in one."""
-
-    roles: tuple[Role, ...]
-    choices: tuple[Choice, ...]
-    """By batch, ascending."""
-
-    @property
-    def seconds(self) -> dict[int, float]:
-        """Seconds of an iteration, by its batch."""
-        return {each.batch: each.service_s for each in self.choices}
-
-    def choice(self, batch: int) -> Choice:
-        return next(each for each in self.choices if each.batch == batch)
+Station = tuple[Choice, ...]
+"""What replicas are made of: one operator, or all of a model's in one. By batch, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staffed:
     """A station as planned."""
 
-    roles: tuple[Role, ...]
     replicas: int
     choice: Choice
 
@@ -91,21 +79,15 @@ class Staffed:
         return self.choice.batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    stations: tuple[Staffed, ...]
+Plan = tuple[Staffed, ...]
+"""Its stations, in the order of an iteration."""
 
-    @property
-    def choices(self) -> list[Choice]:
-        """By station."""
-        return [each.choice for each in self.stations]
 
-    @property
-    def sum_r(self) -> int:
-        """Replicas of operators: those of a whole model count for each of its operators (eq. 8,
-        with the group of a replica as its parallelism).
-        """
-        return sum(len(each.roles) * each.replicas for each in self.stations)
+def sum_r(plan: Plan) -> int:
+    """Replicas of operators: those of a whole model count for each of its operators (eq. 8, with
+    the group of a replica as its parallelism).
+    """
+    return sum(len(each.choice.roles) * each.replicas for each in plan)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,7 +147,7 @@ class Problem:
                 f"{memory / 1e9:.1f} GB",
                 hint="divide the model over more devices, or plan for shorter prompts",
             )
-        return Station(roles=tuple(each.role for each in operators), choices=tuple(fit))
+        return tuple(fit)
 
     def _choice(self, operators: tuple[Operator, ...], batch: int) -> Choice:
         phase, device, last = self.table.phase, self.table.device, operators[-1]
@@ -175,6 +157,7 @@ class Problem:
         moved = last.output_bytes_per_row * rows[-1] / device.link_bytes_per_s
         stays = len(operators) > 1 or last.role is Role.HEAD
         return Choice(
+            roles=tuple(each.role for each in operators),
             batch=batch,
             service_s=fmean([sum([of.seconds(phase, each) for of in operators]) for each in drawn]),
             transfer_s=0.0 if stays else last.repeats * (moved + device.link_latency_s),
@@ -200,7 +183,7 @@ class Problem:
         feasible.
         """
         return sum(
-            min(each.service_s * self.stretched + each.transfer_s for each in station.choices)
+            min(each.service_s * self.stretched + each.transfer_s for each in station)
             for station in stations
         )
 
@@ -216,27 +199,27 @@ class Problem:
         """The replicas that a station needs with the batch that needs the fewest. Raises
         InvalidInput where these are more than a station may have.
         """
-        least = min(map(self.least_replicas, station.choices))
+        least = min(map(self.least_replicas, station))
         if least > REPLICAS_MAX:
             raise InvalidInput(
-                f"{station.roles[0]} would need {least} replicas for "
+                f"{station[0].roles[0]} would need {least} replicas for "
                 f"{self.rate_per_s:g} a second; at most {REPLICAS_MAX} are planned",
                 hint="plan for a lower rate",
             )
         return least
 
-    def sojourn_s(self, choice: Choice, replicas: int) -> float:
+    def sojourn_s(self, at: Staffed) -> float:
         """Mean seconds at a station, with the transfer from it (a term of eq. 3)."""
-        service_s = choice.service_s * self.stretched
-        rate = self.rate_per_s / choice.batch
+        service_s = at.choice.service_s * self.stretched
+        rate = self.rate_per_s / at.batch
         # By equation 1 services have no memory, and so a variation of 1.
         variation = self.variation if self.conserving else 1.0
-        waited = wait_s(rate, service_s, replicas, variation)
-        return service_s + waited + choice.transfer_s
+        waited = wait_s(rate, service_s, at.replicas, variation)
+        return service_s + waited + at.choice.transfer_s
 
     def expected_s(self, plan: Plan) -> float:
         """Mean seconds of an iteration by equation 3, the operators being one after the other."""
-        return sum(self.sojourn_s(each.choice, each.replicas) for each in plan.stations)
+        return sum(map(self.sojourn_s, plan))
 
     def energy_j(self, plan: Plan) -> float:
         """Joules of a request by equation 9: α is the idle power over each replica's wait and
@@ -244,8 +227,8 @@ class Problem:
         """
         device, devices = self.table.device, self.table.devices
         total = 0.0
-        for each in plan.stations:
-            sojourn_s = self.sojourn_s(each.choice, each.replicas) - each.choice.transfer_s
+        for each in plan:
+            sojourn_s = self.sojourn_s(each) - each.choice.transfer_s
             joules = device.power.joules(each.replicas * sojourn_s, each.choice.service_s)
             total += devices * joules / each.batch
         return total

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mesh.domain.operators import OperatorTable, Phase, Role
 from mesh.domain.profile import Grid
-from mesh.plan.problem import Problem, slo_of
+from mesh.plan.problem import Plan, Problem, Staffed, Station, slo_of
 from mesh.sim.operators.tables import operator_table
 
 
@@ -23,7 +23,13 @@ def known(
 
 def whole_load(problem: Problem) -> float:
     """Seconds of whole devices that requests take in a second, in the batch with the least."""
-    return min(map(problem.load, problem.whole.choices))
+    return min(map(problem.load, problem.whole))
+
+
+def staffed(*stations: Station, replicas: int, batch: int = 1) -> Plan:
+    """Each station with so many replicas that have such batches."""
+    choices = [next(each for each in of if each.batch == batch) for of in stations]
+    return tuple(Staffed(replicas=replicas, choice=each) for each in choices)
 
 
 def made_up(seconds: list[float], rate_per_s: float, slo_s: float) -> Problem:

@@ -18,9 +18,9 @@ from mesh.plan.placement import (
     place_greedy,
     place_whole,
 )
-from mesh.plan.planners import plan_model, plan_operators, whole_plan
+from mesh.plan.planners import plan_model, plan_operators
 from mesh.plan.problem import held_bytes
-from tests.plan.problems import known, whole_load
+from tests.plan.problems import known, staffed, whole_load
 
 PIECES = st.lists(
     st.tuples(st.floats(0.01, 1.0), st.integers(1, 100), st.integers(0, 5)), min_size=1, max_size=30
@@ -107,7 +107,7 @@ def test_algorithm_2_plans_less_device_time_than_the_work_takes(
 
 
 def test_whole_models_may_share_a_device() -> None:
-    assert place_whole(whole_plan(known(40), 5, 1), lanes=2) == ((0, 0, 1, 1, 2),)
+    assert place_whole(staffed(known(40).whole, replicas=5), lanes=2) == ((0, 0, 1, 1, 2),)
 
 
 def test_conserving_candidates_take_no_more_than_devices_yield() -> None:
@@ -135,21 +135,17 @@ def test_what_shares_a_device_has_its_weights_once() -> None:
     """
     problem = known(1, 65536, "qwen2-57b-a14b")
     plan = plan_operators(problem)
-    choices = plan.choices
+    choices = [each.choice for each in plan]
     once = held_bytes(choices, dict.fromkeys(range(len(choices)), 1), None)
-    assert once == problem.whole.choice(1).memory_bytes <= problem.table.device.memory_bytes
-    placed = place_greedy(problem, plan)
-    assert len(placed) == len(plan.stations)
-    most = tuple(
-        replace(each, choice=of.choices[-1])
-        for each, of in zip(plan.stations, problem.stations, strict=True)
-    )
+    assert once == problem.whole[0].memory_bytes <= problem.table.device.memory_bytes
+    assert len(place_greedy(problem, plan)) == len(plan)
+    stations = zip(plan, problem.stations, strict=True)
     with pytest.raises(InvalidInput, match="one replica takes 136"):
-        place_greedy(problem, replace(plan, stations=most))
-    whole = known(4, 512, "qwen2-7b").whole.choice(1)
+        place_greedy(problem, tuple(replace(each, choice=of[-1]) for each, of in stations))
+    whole = known(4, 512).whole[0]
     two = held_bytes((whole,), {0: 2}, 2)
     assert two - whole.memory_bytes == whole.kv_bytes + whole.transient_bytes
     candidates = list(islice(models(known(4, 1024, "qwen2-57b-a14b"), 2), 8))
     assert any(len(of.placement[0]) == 2 * of.devices for of in candidates), "57 GB, once"
-    batches = {of.plan.stations[0].batch for of in candidates}
+    batches = {of.plan[0].batch for of in candidates}
     assert {1, 8} <= batches, "the smallest and the largest batch are candidates"

@@ -97,12 +97,12 @@ class _Station:
     """An operator, or a whole model, whose iterations come by it in so many `visits`."""
 
     def __init__(self, table: OperatorTable, staffed: Staffed, visits: int) -> None:
-        self.operators = tuple(one for one in table.operators if one.role in staffed.roles)
+        self.operators = tuple(one for one in table.operators if one.role in staffed.choice.roles)
         *_, last = self.operators
         layered = len(self.operators) == 1 and last.role not in OUTSIDE_LAYERS
         self.batch_max = staffed.batch
         self.decodes = table.phase is Phase.DECODE
-        self.keeps = self.decodes and Role.ATTENTION in staffed.roles
+        self.keeps = self.decodes and Role.ATTENTION in staffed.choice.roles
         """Whether a sequence comes back to the same server: its KV cache is there."""
         self.share = 1 / visits if layered else 1.0
         """The part of its layers that a visit computes."""
@@ -226,11 +226,11 @@ class Execution:
         self._sizes = [size for size, _ in table.curves]
         self._yields = [curve.yields(LANES_MAX) for _, curve in table.curves]
         self._devices: dict[int, _Device] = {}
-        self._stations = [_Station(table, each, visits) for each in plan.stations]
+        self._stations = [_Station(table, each, visits) for each in plan]
         self._misses_max = misses_max
         self._misses = self._ended = self._warm = self._moved_bytes = 0
         self._means_s: list[float] = []
-        if [*map(len, placement)] != [each.replicas for each in plan.stations]:
+        if [*map(len, placement)] != [each.replicas for each in plan]:
             raise InvalidInput("the placement is of another plan: its stations or replicas differ")
         self._staff(placement)
         every = [*range(len(self._stations))]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -11,23 +12,14 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import Phase
 from mesh.plan.conserving import Placed, models, operators
 from mesh.plan.placement import Placement, pieces_of, place_conserving, place_whole
-from mesh.plan.planners import plan_operators, whole_plan
-from mesh.plan.problem import Plan, Problem, Staffed, held_bytes
+from mesh.plan.planners import plan_operators
+from mesh.plan.problem import Plan, Problem, held_bytes
 from mesh.sim.operators.execution import Executed, Execution, Request, poisson
-from tests.plan.problems import known
-
-
-def split(problem: Problem, replicas: int, batch: int = 1) -> Plan:
-    """Each operator with so many replicas."""
-    staffed = (
-        Staffed(roles=of.roles, replicas=replicas, choice=of.choice(batch))
-        for of in problem.stations
-    )
-    return Plan(stations=tuple(staffed))
+from tests.plan.problems import known, staffed
 
 
 def everywhere(plan: Plan) -> Placement:
-    return tuple(tuple(range(each.replicas)) for each in plan.stations)
+    return tuple(tuple(range(each.replicas)) for each in plan)
 
 
 def ran(
@@ -35,33 +27,31 @@ def ran(
     plan: Plan | Placed,
     requests: Sequence[Request],
     at: Placement | None = None,
-    lanes: int | None = None,
-    visits: int | None = None,
     warm: int = 0,
+    **options: int | None,
 ) -> Executed:
     """Executes the plan for these requests. Without a placement, the first replica of each operator
     is on the first device, and so on.
     """
     if isinstance(plan, Placed):
-        at, lanes, plan = plan.placement, plan.lanes, plan.plan
+        at, options["lanes"], plan = plan.placement, plan.lanes, plan.plan
     at = everywhere(plan) if at is None else at
-    execution = Execution(problem.table, plan, at, slo_s=1.0, lanes=lanes, visits=visits)
-    return execution.run(requests, warm)
+    return Execution(problem.table, plan, at, slo_s=1.0, **options).run(requests, warm)
 
 
 def test_one_request_takes_what_its_operators_take() -> None:
     problem = known(1)
-    for plan in (whole_plan(problem, 1, 1), split(problem, 1)):
-        for visits in (1, 4, 28):
-            done = ran(problem, plan, [Request(at_s=5.0, tokens=2048)], visits=visits)
-            assert done.mean_s == pytest.approx(problem.table.seconds((2048,)), rel=1e-9)
-            assert (done.met, done.moved_bytes) == (1.0, 0)
-            assert done.device_s == pytest.approx(done.mean_s, rel=1e-9)
+    for stations, visits in product(((problem.whole,), problem.stations), (1, 4, 28)):
+        plan = staffed(*stations, replicas=1)
+        done = ran(problem, plan, [Request(at_s=5.0, tokens=2048)], visits=visits)
+        assert done.mean_s == pytest.approx(problem.table.seconds((2048,)), rel=1e-9)
+        assert (done.met, done.moved_bytes) == (1.0, 0)
+        assert done.device_s == pytest.approx(done.mean_s, rel=1e-9)
 
 
 def test_two_at_once_on_one_device_take_what_sharing_was_measured_to_take() -> None:
     problem = known(1)
-    plan = whole_plan(problem, 2, 1)
+    plan = staffed(problem.whole, replicas=2)
     at_once = [Request(at_s=0.0, tokens=2048)] * 2
     shared = ran(problem, plan, at_once, place_whole(plan, 2))
     alone_s = problem.table.seconds((2048,))
@@ -85,13 +75,12 @@ def test_device_time_is_conserved_and_every_request_ends(
 ) -> None:
     """The device checks it after every event; here the total is that of the requests' work."""
     problem = known(6)
-    plan = split(problem, replicas, batch)
+    plan = staffed(*problem.stations, replicas=replicas, batch=batch)
     placement = tuple(
-        tuple((number + one) % devices for one in range(replicas))
-        for number in range(len(plan.stations))
+        tuple((number + one) % devices for one in range(replicas)) for number in range(len(plan))
     )
     requests = poisson(6.0, (512, 2048), 40, seed)
-    done = ran(problem, plan, requests, placement, lanes, visits=2)
+    done = ran(problem, plan, requests, placement, lanes=lanes, visits=2)
     assert done.requests == 40
     alone_s = sum(problem.table.seconds((of.tokens,)) for of in requests)
     off = 1e-6 if batch == 1 else 0.02  # batches of prompts gain little
@@ -101,7 +90,7 @@ def test_device_time_is_conserved_and_every_request_ends(
 
 def test_the_same_seed_gives_the_same_execution() -> None:
     problem = known(10)
-    plan = split(problem, 2)
+    plan = staffed(*problem.stations, replicas=2)
 
     def once(seed: int) -> object:
         return ran(problem, plan, poisson(10.0, (1024,), 60, seed), visits=2)
@@ -135,21 +124,20 @@ def test_the_number_of_turns_hardly_matters() -> None:
 def test_sequences_decode_where_their_kv_cache_is() -> None:
     """Eight at once, in one batch: each pass takes a decode of eight, 32 times."""
     problem = known(1000, 1024, phase=Phase.DECODE)
-    plan = whole_plan(problem, 1, 8)
     requests = [Request(at_s=0.0, tokens=1024, passes=32)] * 9
-    done = ran(problem, plan, requests[:8])
+    done = ran(problem, staffed(problem.whole, replicas=1, batch=8), requests[:8])
     pass_s = problem.table.seconds((1024,) * 8)
     # The first begins alone; the other seven wait for its pass, and all go on together.
     assert done.device_s == pytest.approx(33 * pass_s, rel=0.05)
-    apart = ran(problem, whole_plan(problem, 2, 8), requests)
+    apart = ran(problem, staffed(problem.whole, replicas=2, batch=8), requests)
     assert apart.moved_bytes == 0
     assert apart.mean_s < done.mean_s
 
 
 def test_what_cannot_be_executed_is_said() -> None:
     problem = known(1)
-    plan = split(problem, 1)
-    for wrong in (((0,),), tuple(() for _ in plan.stations), everywhere(split(problem, 2))):
+    plan, twice = (staffed(*problem.stations, replicas=n) for n in (1, 2))
+    for wrong in (((0,),), tuple(() for _ in plan), everywhere(twice)):
         with pytest.raises(InvalidInput, match="stations or replicas differ"):
             ran(problem, plan, [], wrong)
     with pytest.raises(InvalidInput, match="nothing to execute"):
@@ -161,7 +149,7 @@ def test_what_cannot_be_executed_is_said() -> None:
 def test_a_server_that_ends_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check fails where time is not conserved: here servers end at half their time."""
     problem = known(1)
-    plan = whole_plan(problem, 1, 1)
+    plan = staffed(problem.whole, replicas=1)
     execution = Execution(problem.table, plan, place_whole(plan), slo_s=1.0)
     call_at = execution._clock.call_at
     monkeypatch.setattr(
@@ -176,11 +164,11 @@ def test_data_that_stays_on_its_device_takes_no_link() -> None:
     with a part of them, each of the 28 layers pays the link's latency, in however many turns.
     """
     problem = known(1)
-    plan = split(problem, 1)
+    plan = staffed(*problem.stations, replicas=1)
     at_once = [Request(at_s=0.0, tokens=512)] * 4
     for lanes in (None, 1, 2):
         assert ran(problem, plan, at_once, lanes=lanes).moved_bytes == 0
-    apart = tuple((number % 2,) for number in range(len(plan.stations)))
+    apart = tuple((number % 2,) for number in range(len(plan)))
     few, many = (ran(problem, plan, at_once[:1], apart, visits=visits) for visits in (3, 28))
     assert few.mean_s == pytest.approx(many.mean_s, rel=1e-6)
     assert few.moved_bytes == pytest.approx(many.moved_bytes, rel=1e-3)
@@ -192,19 +180,21 @@ def test_no_device_holds_more_than_its_memory() -> None:
     more of them waits. Prompts at work hold their activations, too.
     """
     problem = known(100, 16384, phase=Phase.DECODE)
-    plan, memory_bytes = whole_plan(problem, 1, 32), problem.table.device.memory_bytes
+    plan = staffed(problem.whole, replicas=1, batch=32)
+    memory_bytes = problem.table.device.memory_bytes
     requests = [Request(at_s=0.0, tokens=16384, passes=4)] * 150
     done = ran(problem, plan, requests)
     assert done.requests == 150
     assert 0.95 * memory_bytes < done.memory_bytes <= memory_bytes
     few = ran(problem, plan, requests[:2])
-    kv = problem.whole.choice(32).kv_bytes / 32
+    kv = plan[0].choice.kv_bytes / 32
     assert few.memory_bytes == pytest.approx(problem.table.weights_bytes + 2 * kv, rel=0.01)
     prompts = known(1, 32768)
-    two = whole_plan(prompts, 2, 1)
-    assert held_bytes((prompts.whole.choice(1),), {0: 2}, 2) < memory_bytes
+    two = staffed(prompts.whole, replicas=2)
+    held = held_bytes((two[0].choice,), {0: 2}, 2)
+    assert held < memory_bytes
     both = ran(prompts, two, [Request(at_s=0.0, tokens=32768)] * 2, place_whole(two, 2))
-    assert both.memory_bytes >= 0.9 * held_bytes((prompts.whole.choice(1),), {0: 2}, 2)
+    assert both.memory_bytes >= 0.9 * held
 
 
 def test_tokens_take_as_long_as_expected() -> None:
@@ -217,7 +207,7 @@ def test_tokens_take_as_long_as_expected() -> None:
     more = next(placed for placed in models(problem, 1) if placed.devices > whole.devices)
     single = next(operators(problem, plan_operators, more))
     every = [whole, more, single]
-    assert len(single.plan.stations) > 1
+    assert len(single.plan) > 1
     assert (single.lanes, single.devices) == (1, 1)
     for placed in every:
         assert placed.expected_s >= problem.table.seconds((1024,)), "no less than unloaded"
@@ -233,7 +223,7 @@ def test_prompts_take_as_long_as_expected_where_operators_are_on_some_devices() 
         for placed in operators(problem, plan_operators, whole)
         if placed.lanes == 2 and placed.used(problem) < 0.7
     )
-    assert min(each.replicas for each in some.plan.stations) < some.devices
+    assert min(each.replicas for each in some.plan) < some.devices
     done = ran(problem, some, poisson(20.0, (2048,), 1_000, 1), visits=1, warm=100)
     assert done.mean_s == pytest.approx(some.expected_s, rel=0.15)
 
