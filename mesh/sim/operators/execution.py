@@ -82,6 +82,8 @@ class _Server:
     station: "_Station"
     device: "_Device"
     number: int
+    waiting: list[tuple[float, int, _Pass]]
+    """The requests that it may take: its station's, or those whose KV cache is here."""
     batch: list[_Pass] = field(default_factory=list)
     work_s: float = 0.0
     left_s: float = 0.0
@@ -89,8 +91,6 @@ class _Server:
     size: int = 0
     """The tokens of its batch, or its sequences when decoding: which curve of shares holds."""
     homes: int = 0
-    waiting: list[tuple[float, int, _Pass]] = field(default_factory=list)
-    """The requests whose KV cache is here."""
 
 
 class _Station:
@@ -227,7 +227,7 @@ class Execution:
         self._yields = [curve.yields(LANES_MAX) for _, curve in table.curves]
         self._devices: dict[int, _Device] = {}
         self._stations = [_Station(table, each, visits) for each in plan]
-        self._misses_max = misses_max
+        self._misses_max = math.inf if misses_max is None else misses_max
         self._misses = self._ended = self._warm = self._moved_bytes = 0
         self._means_s: list[float] = []
         if [*map(len, placement)] != [each.replicas for each in plan]:
@@ -247,9 +247,8 @@ class Execution:
             self._clock.call_at(request.at_s, partial(self._go_on, [one]))
         self._warm = warm
         for _ in range(EVENTS_MAX):
-            if self._misses_max is not None and self._misses > self._misses_max:
-                break
-            if self._ended == len(every) or not self._clock.step():
+            over = self._misses > self._misses_max or self._ended == len(every)
+            if over or not self._clock.step():
                 break
         else:
             raise InvalidInput(f"the execution has more than {EVENTS_MAX} events")
@@ -263,7 +262,8 @@ class Execution:
                 )
                 if all(server.station is not station for server in device.servers):
                     device.held_bytes += station.weights_bytes
-                server = _Server(station, device, len(station.servers))
+                waiting = [] if station.keeps else station.waiting
+                server = _Server(station, device, len(station.servers), waiting)
                 station.servers.append(server)
                 device.servers.append(server)
         for device in self._devices.values():
@@ -331,11 +331,11 @@ class Execution:
         """Give servers without work what waits, where their device has a lane free."""
         if station.keeps:
             for keeper in station.servers:
-                if keeper.waiting and self._free(keeper, keeper.waiting):
-                    self._start(keeper, keeper.waiting)
+                if keeper.waiting and self._free(keeper):
+                    self._start(keeper)
             return
         while station.waiting and (server := self._freest(station)) is not None:
-            self._start(server, station.waiting)
+            self._start(server)
 
     def _freest(self, station: _Station) -> _Server | None:
         """The server, of those without work, whose device has the least to do now, then the one
@@ -344,7 +344,7 @@ class Execution:
         """
         data = station.waiting[0][2].device
         return min(
-            (server for server in station.servers if self._free(server, station.waiting)),
+            filter(self._free, station.servers),
             key=lambda server: (
                 len(server.device.active),
                 server.device is not data,
@@ -353,12 +353,12 @@ class Execution:
             default=None,
         )
 
-    def _free(self, server: _Server, waiting: Sequence[tuple[float, int, _Pass]]) -> bool:
+    def _free(self, server: _Server) -> bool:
         """Whether it can begin with the oldest of those that wait."""
         device = server.device
         if server.batch or len(device.active) + device.receiving >= self._lanes:
             return False
-        size = server.station.size(waiting[0][2])
+        size = server.station.size(server.waiting[0][2])
         if size <= device.work_room():
             return True
         if not device.active and not device.receiving:
@@ -370,18 +370,18 @@ class Execution:
         while len(device.active) + device.receiving < self._lanes:
             oldest: tuple[float, int] = (math.inf, 0)
             for server in device.servers:
-                queue = server.waiting if server.station.keeps else server.station.waiting
-                if queue and queue[0][:2] < oldest and self._free(server, queue):
-                    oldest, chosen, waiting = queue[0][:2], server, queue
+                queue = server.waiting
+                if queue and queue[0][:2] < oldest and self._free(server):
+                    oldest, chosen = queue[0][:2], server
             if oldest[0] == math.inf:
                 return
-            self._start(chosen, waiting)
+            self._start(chosen)
 
-    def _start(self, server: _Server, waiting: list[tuple[float, int, _Pass]]) -> None:
+    def _start(self, server: _Server) -> None:
         """Take a batch that the device has the memory for, fetch the rows that are elsewhere, and
         begin when they are there.
         """
-        station, device = server.station, server.device
+        station, device, waiting = server.station, server.device, server.waiting
         others = []
         room = device.work_room()
         while waiting and len(server.batch) < station.batch_max:
@@ -523,9 +523,7 @@ def poisson(
     rate_per_s: float, lengths: Sequence[int], count: int, seed: int, passes: int = 1
 ) -> list[Request]:
     """Draw so many requests of a Poisson process, with equally likely lengths."""
-    draw = random.Random(seed)
-    at_s = 0.0
-    found = []
+    draw, at_s, found = random.Random(seed), 0.0, list[Request]()
     for _ in range(count):
         at_s += draw.expovariate(rate_per_s)
         found.append(Request(at_s=at_s, tokens=draw.choice(lengths), passes=passes))
