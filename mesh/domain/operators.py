@@ -49,12 +49,8 @@ class Role(StrEnum):
 
 OUTSIDE_LAYERS = (Role.EMBEDDING, Role.HEAD)
 """The operators that an iteration computes once, not in each layer."""
-ALWAYS = (
-    *(Role.EMBEDDING, Role.NORM, Role.QKV, Role.ROPE, Role.KV_WRITE, Role.ATTENTION),
-    *(Role.OUTPUT, Role.RESIDUAL, Role.ACTIVATION, Role.HEAD),
-)
-DENSE = frozenset((*ALWAYS, Role.GATE_UP, Role.DOWN))
-MIXTURE = frozenset((*ALWAYS, Role.GATE, Role.EXPERTS))
+DENSE = frozenset(Role) - {Role.GATE, Role.EXPERTS, Role.SHARED_EXPERT}
+MIXTURE = frozenset(Role) - {Role.GATE_UP, Role.DOWN, Role.SHARED_EXPERT}
 """The operators that a table must have; a mixture may have a shared expert in addition."""
 
 

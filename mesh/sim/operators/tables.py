@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 from mesh.domain.energy import Power
@@ -25,7 +26,7 @@ from mesh.domain.operators import (
     check_roles,
 )
 from mesh.domain.profile import Grid
-from mesh.domain.values import dataclass
+from mesh.domain.values import dataclass, replace
 
 BYTES = 2
 """The size of a weight, of an activation, and of a number of the KV cache."""
@@ -133,17 +134,39 @@ def read_operators(
     """The operators of one model of a file in the form of `a100.json`, whose `fit` may lack what a
     product and a prompt's attention take at the least. Raises InvalidInput for what no model has.
     """
-    tokens, columns = tuple(file["tokens"]), raw["milliseconds"]
-    check_roles(model, [Role.EMBEDDING, Role.ATTENTION, *columns])
+    tokens, columns = tuple(file["tokens"]), dict(raw.get("milliseconds", {}))
+    derived = (*raw.get("fitted", ()), *chain(*raw.get("like", {}).values()))
+    check_roles(model, [Role.EMBEDDING, Role.ATTENTION, *columns, *derived])
     for role, column in columns.items():
         if len(column) != len(tokens):
             raise InvalidInput(f"{model}: {role} has {len(column)} times for {len(tokens)} sizes")
     times = FittedTimes(shape=_shape(raw), fit=file["fit"], devices=devices)
+    columns |= _derived(times, raw, file["models"], tokens)
     return tuple(
         times.operator(role, tokens, columns.get(role))
         for role in Role
         if role in (Role.EMBEDDING, Role.ATTENTION, *columns)
     )
+
+
+def _derived(
+    times: "FittedTimes", raw: Mapping[str, Any], models: Mapping[str, Any], tokens: tuple[int, ...]
+) -> dict[Role, list[float]]:
+    """Milliseconds of the columns that are `fitted`, and of those that are `like` another model's
+    at as many rows as are as wide together; with the digits that a file has.
+    """
+    found = {
+        role: [1e3 * times.fitted(role, rows, 1) for rows in tokens]
+        for role in map(Role, raw.get("fitted", ()))
+    }
+    for other, roles in raw.get("like", {}).items():
+        theirs = replace(times, shape=_shape(models[other]))
+        for role in map(Role, roles):
+            column = tuple((ms,) for ms in models[other]["milliseconds"][role])
+            grid = Grid(rows=tokens, columns=(0,), seconds=column)
+            wider = times.widths(role)[1] / theirs.widths(role)[1]
+            found[role] = [grid.at(rows * wider, 0) for rows in tokens]
+    return {role: [float(f"{ms:.5g}") for ms in column] for role, column in found.items()}
 
 
 def _shape(raw: Mapping[str, Any]) -> Shape:
@@ -217,7 +240,7 @@ class FittedTimes:
             known: Sequence[float | None] = given or (None,) * len(tokens)
             column = tuple((self._seconds(role, *of),) for of in zip(tokens, known, strict=True))
             prefill = decode = Grid(rows=tokens, columns=(0,), seconds=column)
-        inputs, outputs = self._widths(role)
+        inputs, outputs = self.widths(role)
         parts = 1 if role in _UNDIVIDED else self.devices
         return Operator(
             role=role,
@@ -281,7 +304,7 @@ class FittedTimes:
         }
         return of.get(role, 0)
 
-    def _widths(self, role: Role) -> tuple[int, int]:
+    def widths(self, role: Role) -> tuple[int, int]:
         """The numbers of a row that an operator takes and gives."""
         shape, hidden, queries = self.shape, self.shape.hidden, self.shape.queries
         both = queries + 2 * shape.kv(1)

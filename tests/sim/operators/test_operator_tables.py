@@ -87,6 +87,14 @@ def test_fits_come_near_what_was_measured() -> None:
             assert fits.fitted(role, tokens, 1) == pytest.approx(near_s, rel=0.45), role
 
 
+def test_what_is_like_another_models_takes_as_long_for_as_many_numbers() -> None:
+    ours, theirs = (operator_table(f"qwen2-{of}b", Phase.PREFILL) for of in ("0.5", "7"))
+    for small, large in zip(ours.operators, theirs.operators, strict=True):
+        if small.role in (Role.NORM, Role.RESIDUAL, Role.ROPE):
+            alike_s = prompts_s(large, 512) * ours.layers / theirs.layers
+            assert prompts_s(small, 2048) == pytest.approx(alike_s)
+
+
 def test_an_operator_over_several_devices_shrinks_but_for_what_it_exchanges() -> None:
     alone = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL).operators}
     two = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL, 2).operators}
@@ -121,6 +129,10 @@ def test_a_table_with_unknown_or_missing_operators_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no operator 'softmax'"):
         read_operators("m", raw, file, 1)
     del raw["milliseconds"]["softmax"], raw["milliseconds"]["down"]
+    with pytest.raises(InvalidInput, match="the table lacks down"):
+        read_operators("m", raw, file, 1)
+    raw = file["models"]["qwen2-0.5b"]
+    raw["fitted"].remove("down")
     with pytest.raises(InvalidInput, match="the table lacks down"):
         read_operators("m", raw, file, 1)
     with pytest.raises(InvalidInput, match="a mixture of experts has no operator 'gate_up'"):
