@@ -1,6 +1,6 @@
 """Estimates: whose profile is taken for a model, and what becomes of it."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -9,27 +9,18 @@ from hypothesis import strategies as st
 from mesh.compute.references import REFERENCES
 from mesh.compute.scaling import Target, _lengthened, best_profile, scaled
 from mesh.domain.ids import ModelId
-from mesh.domain.model import Mixture, Widths
+from mesh.domain.model import Mixture
 from mesh.domain.operators import Role
 from mesh.domain.profile import CoresTimes, Grid, OperatorTimes, Profile
 from mesh.domain.reasons import DeviceKind, ProfileSource
+from tests.support.profiles import MODEL
 
 B7_XEON, B3_XEON, B7_A100, B3_A100, SMOL = REFERENCES
 
 
 def target_of(profile: Profile) -> Target:
     """The model and device of a profile."""
-    return Target(
-        model_id=profile.model_id,
-        device=profile.device,
-        fingerprint=profile.fingerprint,
-        hardware=profile.hardware,
-        cores=profile.cores,
-        parameters=profile.parameters,
-        weights_bytes=profile.weights_bytes,
-        kv_bytes_per_token=profile.kv_bytes_per_token,
-        mixture=profile.mixture,
-    )
+    return Target(**{each.name: getattr(profile, each.name) for each in fields(Target)})
 
 
 def close(got: Grid, wanted: Grid, rel: float = 1e-9) -> bool:
@@ -288,15 +279,8 @@ def test_next_comes_the_nearest_model_on_the_same_device() -> None:
     assert best_profile(known, HERE).scaled_from == "large on cpu/here"
 
 
-WIDTHS = Widths(
-    layers=2,
-    hidden_size=64,
-    intermediate_size=128,
-    attention_heads=4,
-    kv_heads=2,
-    head_size=16,
-    vocabulary_tokens=128,
-)
+WIDTHS = MODEL.widths
+assert WIDTHS is not None
 
 
 def counted(model_id: str, *, parameters: int = 10**9) -> Profile:
@@ -309,7 +293,7 @@ def counted(model_id: str, *, parameters: int = 10**9) -> Profile:
 def test_on_its_device_those_go_first_whose_operators_were_counted() -> None:
     """However near others are; of those counted the nearest."""
     known = [measured("near"), counted("far"), counted("farther", parameters=10**10)]
-    target = replace(HERE, widths=replace(WIDTHS, vocabulary_tokens=256))
+    target = replace(HERE, widths=replace(WIDTHS, vocabulary_tokens=2 * WIDTHS.vocabulary_tokens))
     estimate = best_profile(known, target)
     assert (estimate.scaled_from, estimate.origin) == ("far on cpu/here", ProfileSource.OPERATORS)
     assert not estimate.measured
