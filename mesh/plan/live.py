@@ -55,14 +55,9 @@ class Host:
     power: Power | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Expected:
-    """What calls are to expect of an instance."""
-
-    ttft_s: float = math.inf
-    tpot_s: float = math.inf
-    busy: float = 1.0
-    """The share of its time in which it computes."""
+_Expected = tuple[float, float, float]
+"""The TTFT and TPOT of calls, and the share of its time in which their instance computes."""
+_FULL: _Expected = (math.inf, math.inf, 1.0)
 
 
 class _Work:
@@ -130,7 +125,7 @@ class _Work:
         """
         tokens_per_s = rate_per_s * self._tokens
         together = 1.0 if tokens_per_s else 0.0
-        tpot_s, found = 0.0, _Expected()
+        tpot_s, found = 0.0, _FULL
         chunks = fmean(self._prompts) / self._chunk_tokens
         whole = fmean([-(-tokens // self._chunk_tokens) for tokens in self._prompts])
         for _ in range(ROUNDS):
@@ -146,7 +141,7 @@ class _Work:
                 tpot_s = token_s(tokens_per_s, slowed, lambda _: ALONE, 1, 1, self.batch_max)
             if full or math.isinf(tpot_s):
                 if together >= self.batch_max or not tokens_per_s:
-                    return _Expected()
+                    return _FULL
                 # What is late comes in larger batches, beside which a prompt adds less.
                 together, tpot_s = min(2 * max(together, 1.0), self.batch_max), 0.0
                 continue
@@ -154,11 +149,8 @@ class _Work:
             together = tokens_per_s * tpot_s
             batch = min(max(together, 1.0), self.batch_max)
             decodes = tokens_per_s * service_s(self._seconds, batch) / batch
-            found = _Expected(
-                ttft_s=sojourn_s + (whole - chunks + 0.5) * decode_s,
-                tpot_s=tpot_s,
-                busy=min(prompts + decodes, 1.0),
-            )
+            ttft_s = sojourn_s + (whole - chunks + 0.5) * decode_s
+            found = ttft_s, tpot_s, min(prompts + decodes, 1.0)
         return found
 
 
@@ -241,14 +233,14 @@ def _planned(
         left_per_s -= rate_per_s
         busy = 0.0
         if rate_per_s > 0:
-            found = work(host).expected(rate_per_s)
-            later = work(host, 1 + (error or 0.0)).expected(rate_per_s)
-            times = [found.ttft_s, found.tpot_s, later.ttft_s, later.tpot_s]
+            *found_s, computes = work(host).expected(rate_per_s)
+            *later_s, _ = work(host, 1 + (error or 0.0)).expected(rate_per_s)
+            times = [*found_s, *later_s]
             if left_per_s > 0:
                 times = [*map(min, times, 2 * (ttft_slo_s, slo.tpot_s))]
             share = rate_per_s / calls.rate_per_s
             means = [mean + share * one for mean, one in zip(means, times, strict=True)]
-            busy = found.busy * host.left_share
+            busy = computes * host.left_share
         watts += host.power.joules(1.0, busy) if host.power is not None else 0.0
     known = all(host.power is not None for host in hosts)
     return InstancePlan(
