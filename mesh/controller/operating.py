@@ -19,7 +19,7 @@ from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.checks import check_scaling, check_spec
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
+from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound
 from mesh.domain.events import (
     DeleteRequested,
     DeployRequested,
@@ -58,7 +58,7 @@ class Operating:
     whole: Callable[[], CellSnapshot]
     """The cell as it is."""
     foreseen: Callable[[DeploymentSpec], Prospect | None]
-    planned: Callable[[DeploymentName, Arrivals | None], InstancePlan | None]
+    planned: Callable[[DeploymentName, Arrivals | None], InstancePlan]
     limits: Callable[[TenantName], TenantLimits]
     sources: SourceRules
     """What each role may deploy from."""
@@ -89,8 +89,6 @@ class Operating:
         """
         find_deployment(name, self.seen())
         found = self.planned(name, calls)
-        if found is None:
-            raise Unavailable(f"{name!r} is not deployed yet", hint="`mesh wait` waits for that")
         if found.lacks:
             raise InvalidInput(found.lacks, hint=found.hint)
         return found

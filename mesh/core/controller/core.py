@@ -40,6 +40,7 @@ from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.core.controller.state.wanted import WantedEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.errors import Unavailable
 from mesh.domain.events import (
     CancelRequested,
     ControllerEvent,
@@ -192,16 +193,15 @@ class ControllerCore:
         self.policy.take_faults()
         return found
 
-    def plan(
-        self, name: DeploymentName, calls: Arrivals | None, now_s: float
-    ) -> InstancePlan | None:
+    def plan(self, name: DeploymentName, calls: Arrivals | None, now_s: float) -> InstancePlan:
         """How many instances these calls need, or those that have come lately: a question, which
-        changes nothing. `None` where there is no such deployment. Raises InvalidInput and
-        Unavailable where nothing can be planned.
+        changes nothing. Raises InvalidInput and Unavailable where nothing can be planned.
         """
-        entry, ready = self.cell.current(name), self.deployment(name) is not None
+        entry = self.cell.current(name)
+        if entry is None or self.deployment(name) is None:
+            raise Unavailable(f"{name!r} is not deployed yet", hint="`mesh wait` waits for that")
         try:
-            return planning.planned(self._context(now_s), entry, calls) if entry and ready else None
+            return planning.planned(self._context(now_s), entry, calls)
         finally:
             self.policy.take_faults()
 

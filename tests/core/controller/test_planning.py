@@ -65,7 +65,6 @@ def test_a_plan_names_nodes_with_an_instance_first_and_changes_nothing() -> None
     cell.bring_up(link)
     at = next(iter(cell.core.cell.instances.values())).node.node_id
     made = cell.core.plan(CHAT, replace(CALLS, rate_per_s=3.0), cell.now_s)
-    assert made is not None
     assert made.replicas == len(made.nodes) > 1
     assert made.nodes[0] == at
     assert made.revision == 1
@@ -78,7 +77,6 @@ def test_without_calls_given_it_is_for_those_that_have_come() -> None:
         cell.core.plan(CHAT, None, cell.now_s)
     seconds(cell, 30, calls=2)
     made = cell.core.plan(CHAT, None, cell.now_s)
-    assert made is not None
     assert made.calls.rate_per_s == pytest.approx(60 / 300)
     assert set(made.calls.prompts) == {64}
 
@@ -101,7 +99,6 @@ def test_where_operators_were_counted_of_another_model_no_profile_is_needed() ->
     cell = CellUnderTest(deployment(), profiles=[replace(theirs, operators=(down,))])
     cell.join()
     made = cell.core.plan(CHAT, CALLS, cell.now_s)
-    assert made is not None
     assert made.tpot_s > SLOW.decode.seconds[0][0]
     assert made.error is None, "it has not computed yet"
 
