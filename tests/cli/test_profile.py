@@ -72,9 +72,8 @@ class Client:
     known: list[ProfileView] = field(default_factory=list)
     measures: ProfileView | None = None
     failure: MeshError | None = None
-    measured_on: list[NodeId | None] = field(default_factory=list)
-    counted: list[bool] = field(default_factory=list)
-    cores: list[tuple[int, ...]] = field(default_factory=list)
+    asked: list[tuple[NodeId | None, bool, tuple[int, ...]]] = field(default_factory=list)
+    """On which node to measure, whether to count operators, and with how many cores."""
 
     def __enter__(self) -> "Client":
         return self
@@ -99,9 +98,7 @@ class Client:
         operators: bool,
         cores: tuple[int, ...],
     ) -> str:
-        self.measured_on.append(node_id)
-        self.cores.append(cores)
-        self.counted.append(operators)
+        self.asked.append((node_id, operators, cores))
         progress("loading", 0.0)
         progress("prefill of 256 tokens", 0.5)
         if self.failure is not None:
@@ -163,7 +160,7 @@ def test_show_prints_two_tables_for_each_fingerprint(client: Client) -> None:
         "    1        1.00         2.00\n"
         "   32        4.00         8.00\n"
     )
-    assert client.measured_on == []
+    assert client.asked == []
 
 
 def test_a_model_of_vectors_has_no_decodes_to_show(client: Client) -> None:
@@ -177,7 +174,7 @@ def test_a_model_of_vectors_has_no_decodes_to_show(client: Client) -> None:
 def test_operators_are_counted_and_shown_where_they_are_wanted(client: Client) -> None:
     client.measures = COUNTED
     ran = mesh("profile", "chat", "--operators")
-    assert (ran.code, client.counted) == (0, [True])
+    assert (ran.code, client.asked) == (0, [(None, True, ())])
     assert ran.out == OPERATORS
     assert mesh("profile", "chat", "--operators", "--show").out.endswith(OPERATORS)
     assert "OPERATOR" not in mesh("profile", "chat", "--show").out
@@ -188,7 +185,7 @@ def test_operators_are_counted_and_shown_where_they_are_wanted(client: Client) -
 def test_operators_are_counted_and_shown_by_cores(client: Client) -> None:
     client.measures = BY_CORES
     ran = mesh("profile", "chat", "--operators", "--cores", "2,1,1")
-    assert (ran.code, client.cores) == (0, [(1, 2)])
+    assert (ran.code, client.asked) == (0, [(None, True, (1, 2))])
     one_core = OPERATORS.replace("by operator", "by operator, 1 core")
     assert ran.out == OPERATORS + one_core + one_core.replace("1 core", "2 cores")
     client.measures = COUNTED
@@ -199,7 +196,7 @@ def test_operators_are_counted_and_shown_by_cores(client: Client) -> None:
 @pytest.mark.parametrize("wrong", [("--cores", "1"), ("--operators", "--cores", "one")])
 def test_cores_are_numbers_and_for_operators_alone(wrong: tuple[str, ...], client: Client) -> None:
     assert mesh("profile", "chat", *wrong).code == 2
-    assert client.measured_on == []
+    assert client.asked == []
 
 
 def test_operators_that_nobody_has_counted_are_two_lines(client: Client) -> None:
@@ -266,7 +263,7 @@ def test_measuring_shows_how_far_it_is_and_then_what_was_measured(client: Client
         "chat: measured: 8 points in 1.5 s, on AMD EPYC, avx2",
         "chat: kept under fingerprint epyc/2; holds for cpu0, cpu1",
     ]
-    assert client.measured_on == [None]
+    assert client.asked == [(None, False, ())]
 
 
 def test_measuring_again_tells_of_the_new_profile_among_measured_ones(client: Client) -> None:
@@ -282,7 +279,7 @@ def test_measuring_again_tells_of_the_new_profile_among_measured_ones(client: Cl
 def test_measuring_on_a_node_asks_for_that_node(client: Client) -> None:
     client.known, client.measures = [SCALED], MEASURED
     assert mesh("profile", "chat", "--node", "cpu1").code == 0
-    assert client.measured_on == ["cpu1"]
+    assert client.asked == [("cpu1", False, ())]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +308,7 @@ def test_a_plot_is_of_what_is_known_already(suffix: str, client: Client, tmp_pat
     assert ran.err == f"chat: drawn in {path}\n"
     assert ran.out == mesh("profile", "chat", "--show").out
     assert path.read_bytes().startswith(MAGIC[suffix])
-    assert client.measured_on == []
+    assert client.asked == []
 
 
 def test_plot_draws_what_was_just_measured_when_measuring_is_asked_for(
@@ -323,7 +320,7 @@ def test_plot_draws_what_was_just_measured_when_measuring_is_asked_for(
     client.known, client.measures = [SCALED], MEASURED
     ran = mesh("profile", "chat", "--measure", "--plot", str(tmp_path / "times.png"))
     assert ran.code == 0, ran.err
-    assert client.measured_on == [None]
+    assert client.asked == [(None, False, ())]
     assert drawn == [(MEASURED,)]
 
 
@@ -369,7 +366,7 @@ def test_plot_without_matplotlib_says_what_to_install_before_it_measures(
         "--plot needs matplotlib, which is not installed",
         "pip install 'mesh-serve[plot]'",
     )
-    assert client.measured_on == []
+    assert client.asked == []
 
 
 def test_a_picture_that_cannot_be_written_is_two_lines(client: Client, tmp_path: Path) -> None:

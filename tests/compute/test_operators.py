@@ -7,7 +7,7 @@ import pytest
 from mesh.compute.operators import OperatorSurvey
 from mesh.domain.errors import EngineError
 from mesh.domain.operators import Role
-from mesh.domain.profile import REST, Grid, IterationShape, OperatorTimes
+from mesh.domain.profile import REST, Grid, IterationShape
 from tests.compute.models import machine_s
 
 SHARES = {Role.ATTENTION: 0.25, Role.GATE_UP: 0.65}
@@ -36,22 +36,17 @@ def count(one: OperatorSurvey, disturbed_at: int = -1) -> list[IterationShape]:
     return asked
 
 
-def by_name(operators: tuple[OperatorTimes, ...]) -> dict[str, OperatorTimes]:
-    return {each.name: each for each in operators}
-
-
 @pytest.mark.parametrize("disturbed_at", [-1, 3])
 def test_operators_and_rest_are_the_whole_iterations_of_the_profile(disturbed_at: int) -> None:
     one = survey()
     count(one, disturbed_at)
-    found = by_name(one.operators(PREFILL, DECODE))
+    found = {each.name: each for each in one.operators(PREFILL, DECODE)}
     assert set(found) == {Role.ATTENTION, Role.GATE_UP, REST}
     assert found[Role.ATTENTION].decode.at(16, 1024) == pytest.approx(0.25 * 0.03)
     assert found[Role.GATE_UP].prefill.at(512, 0) == pytest.approx(0.65 * 0.3)
     assert found[REST].prefill.at(512, 0) == pytest.approx(0.1 * 0.3)
-    assert sum(each.decode.at(8, 512) for each in found.values()) == pytest.approx(
-        DECODE.at(8, 512)
-    )
+    summed_s = sum(each.decode.at(8, 512) for each in found.values())
+    assert summed_s == pytest.approx(DECODE.at(8, 512))
     assert one.share == 1.0
 
 

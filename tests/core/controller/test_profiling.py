@@ -104,21 +104,15 @@ def test_an_instance_that_is_up_is_measured_at_once() -> None:
     assert commands(asked, LoadInstance) == []
 
 
-def test_operators_are_counted_where_the_caller_wants_them() -> None:
-    cell = unmeasured_cell()
-    cell.join(node("n1", instance("i1", "chat")))
-    asked = cell.tell(ProfileRequested(operation_id=OP, name=CHAT, operators=True))
-    assert [command.operators for command in commands(asked, ProfileInstance)] == [True]
-
-
-def test_operators_are_counted_by_as_many_cores_as_the_node_has() -> None:
+def test_operators_are_counted_by_as_many_cores_as_the_caller_wants_and_the_node_has() -> None:
     cell = unmeasured_cell()
     cell.join(node("n1", instance("i1", "chat")))
     asked = ProfileRequested(operation_id=OP, name=CHAT, operators=True, cores=(1, 2))
     (refused,) = of_kind(cell.tell(replace(asked, cores=(1, 3))), ReplyError)
     assert refused.error == "InvalidInput"
     assert refused.message == "n1 is to count with 1, 3 cores, of which it has 2"
-    assert [command.cores for command in commands(cell.tell(asked), ProfileInstance)] == [(1, 2)]
+    told = commands(cell.tell(asked), ProfileInstance)
+    assert [(command.operators, command.cores) for command in told] == [(True, (1, 2))]
 
 
 def test_where_none_is_up_one_is_loaded_and_kept_until_it_is_measured() -> None:
