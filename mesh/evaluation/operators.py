@@ -22,7 +22,7 @@ from mesh.plan import conserving
 from mesh.plan.conserving import Placed
 from mesh.plan.placement import place_greedy, place_whole
 from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators
-from mesh.plan.problem import LANES_MAX, SAMPLE, Problem, sample_of, slo_of, sum_r
+from mesh.plan.problem import LANES_MAX, SAMPLE, Plan, Problem, sample_of, slo_of, sum_r
 from mesh.sim.operators.execution import Executed, Execution, poisson
 from mesh.sim.operators.tables import DEVICES, operator_table
 from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
@@ -284,7 +284,7 @@ def _paper(problem: Problem, name: str) -> Placed:
     if name == "model-shared":
         (least,) = plan_model(problem)
         counts = range(least.replicas, 2 * least.replicas + 3)
-        plans = [(replace(least, replicas=count),) for count in counts]
+        plans: list[Plan] = [(replace(least, replicas=count),) for count in counts]
     else:
         plans = [MAKE[name](problem)]
     every = [

@@ -280,7 +280,6 @@ def test_next_comes_the_nearest_model_on_the_same_device() -> None:
 
 
 WIDTHS = MODEL.widths
-assert WIDTHS is not None
 
 
 def counted(model_id: str, *, parameters: int = 10**9) -> Profile:
@@ -293,6 +292,7 @@ def counted(model_id: str, *, parameters: int = 10**9) -> Profile:
 def test_on_its_device_those_go_first_whose_operators_were_counted() -> None:
     """However near others are; of those counted the nearest."""
     known = [measured("near"), counted("far"), counted("farther", parameters=10**10)]
+    assert WIDTHS is not None
     target = replace(HERE, widths=replace(WIDTHS, vocabulary_tokens=2 * WIDTHS.vocabulary_tokens))
     estimate = best_profile(known, target)
     assert (estimate.scaled_from, estimate.origin) == ("far on cpu/here", ProfileSource.OPERATORS)

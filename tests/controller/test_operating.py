@@ -33,7 +33,7 @@ from mesh.domain.messages import NodeStarting, SubmitRequest
 from mesh.domain.model import Task
 from mesh.domain.request import RequestOrder
 from mesh.domain.source_rules import SourceRules
-from mesh.domain.views import CellSnapshot
+from mesh.domain.views import CellSnapshot, InstancePlan
 from mesh.http.exchange import Bodies
 from mesh.http.operating import OperateAll
 from mesh.report.calls import CallBook
@@ -112,7 +112,7 @@ async def test_a_deploy_looks_again_whose_a_name_is_after_its_wait(
         sources=SourceRules(),
         replaying=cast(Replaying, None),
         foreseen=lambda spec: None,
-        planned=lambda name, calls: None,
+        planned=lambda name, calls: cast(InstancePlan, None),
         writable=lambda: None,
     )
     as_caller(Caller(role=Role.TENANT, tenant=A))

@@ -82,6 +82,8 @@ def test_without_calls_given_it_is_for_those_that_have_come() -> None:
 
 
 def test_what_cannot_be_planned_is_refused() -> None:
+    with pytest.raises(Unavailable, match="'chat' is not deployed yet"):
+        CellUnderTest().core.plan(CHAT, CALLS, 0.0)
     cell = CellUnderTest(deployment(), profiles=[SLOW])
     with pytest.raises(Unavailable, match="no cpu node is up"):
         cell.core.plan(CHAT, CALLS, cell.now_s)
