@@ -146,13 +146,7 @@ def planned(cell: VirtualCell, calls: Arrivals) -> InstancePlan:
     return cell.core.plan(CHAT, calls, cell.clock.now_s())
 
 
-def drawn(name: str, calls: Arrivals, until_s: float, seed: int) -> Iterator[Arrival]:
-    draw, at_s = random.Random(seed), 0.0
-    while (at_s := at_s + draw.expovariate(calls.rate_per_s)) < until_s:
-        yield Arrival(at_s, name, draw.choice(calls.prompts), draw.randint(16, 48))
-
-
-def taken_s(cell: VirtualCell, *streams: Iterator[Arrival]) -> tuple[float, float]:
+def taken_s(cell: VirtualCell, *streams: Sequence[Arrival]) -> tuple[float, float]:
     """The mean TTFT and TPOT of the planned deployment's calls, one of these streams."""
     ended = cell.run(heapq.merge(*streams, key=lambda call: call.at_s))
     mine = [outcome for outcome in ended if outcome.deployment == CHAT]
@@ -172,9 +166,13 @@ def test_a_plan_expects_what_other_deployments_leave_of_a_node(
     """
     cell = loaded(others=1)
     calls = Arrivals(rate_per_s=1 / mine_s, prompts=(100, 150, 200), answer_tokens=32.0)
-    others = replace(calls, rate_per_s=1 / other_s)
     alone = planned(cell, calls)
-    ttft_s, tpot_s = taken_s(cell, drawn(CHAT, calls, 300.0, 5), drawn("o-0", others, 300.0, 6))
+    draw = random.Random(5)
+    streams = [
+        [Arrival(at_s, name, draw.choice(calls.prompts), draw.randint(16, 48)) for at_s in times]
+        for name, times in ((CHAT, every(mine_s, draw)), ("o-0", every(other_s, draw)))
+    ]
+    ttft_s, tpot_s = taken_s(cell, *streams)
     made = planned(cell, calls)
     log.info("TTFT %.3f, %.3f alone, %.3f came", made.ttft_s, alone.ttft_s, ttft_s)
     log.info("TPOT %.4f, %.4f alone, %.4f came", made.tpot_s, alone.tpot_s, tpot_s)
@@ -182,6 +180,13 @@ def test_a_plan_expects_what_other_deployments_leave_of_a_node(
     assert alone.tpot_s < 0.7 * tpot_s
     assert made.ttft_s == pytest.approx(ttft_s, rel=0.5)
     assert made.tpot_s == pytest.approx(tpot_s, rel=0.2)
+
+
+def every(mean_s: float, draw: random.Random) -> list[float]:
+    times_s = [0.0]
+    while times_s[-1] < 300.0:
+        times_s.append(times_s[-1] + draw.expovariate(1 / mean_s))
+    return times_s
 
 
 @pytest.mark.parametrize("tokens", (128, 1024) if DEEP else (256,))
@@ -193,7 +198,10 @@ def test_what_a_plan_expects_of_an_instance_comes(used: float, tokens: int) -> N
     seldom = Arrivals(rate_per_s=1e-3, prompts=prompts, answer_tokens=32.0)
     calls = replace(seldom, rate_per_s=used * 1e-3 / planned(cell, seldom).utilisation)
     made = planned(cell, calls)
-    ttft_s, tpot_s = taken_s(cell, drawn(CHAT, calls, 300.0 if DEEP else 120.0, 5))
+    draw, at_s, arrivals = random.Random(5), 0.0, list[Arrival]()
+    while (at_s := at_s + draw.expovariate(calls.rate_per_s)) < (300.0 if DEEP else 120.0):
+        arrivals.append(Arrival(at_s, CHAT, draw.choice(prompts), draw.randint(16, 48)))
+    ttft_s, tpot_s = taken_s(cell, arrivals)
     log.info(
         "%d tokens, %.0f %% used: TTFT %.3f of %.3f s, TPOT %.4f of %.4f s, by the plan",
         *(tokens, 100 * used, made.ttft_s, ttft_s, made.tpot_s, tpot_s),
