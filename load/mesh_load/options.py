@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import click
 
-from mesh.cli.options import DEFAULT_ADDRESS, checked_address
+from mesh.cli.options import DEFAULT_ADDRESS, checked_address, file_option
 from mesh.cli.replay_options import ReplayOptions, replay_options
 from mesh.domain.errors import InvalidInput
 from mesh.wire.certificates import Part, read_tls
@@ -39,17 +39,14 @@ class Options:
 
 
 @click.command()
-@click.option(
-    "--trace",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A file of a known format, or a scenario with a workload that is generated.",
-)
+@file_option("--trace", "A file of a known format, or a scenario with a generated workload.")
+@file_option("--record", "Write each call down as it ends.", written=True)
+@file_option("--report", "Write an HTML page in the end.", written=True)
 @replay_options
 def _replay(
-    trace: Path | None, **given: Unpack[ReplayOptions]
-) -> tuple[Path | None, ReplayOptions]:
-    return trace, given
+    trace: Path | None, record: Path | None, report: Path | None, **given: Unpack[ReplayOptions]
+) -> tuple[Path | None, Path | None, Path | None, ReplayOptions]:
+    return trace, record, report, given
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +68,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--http", "Call by OpenAI's protocol, here; else by gRPC.", metavar="HOST:PORT")
     add("--key-file", "A key for the cell; default: MESH_KEY.", metavar="FILE")
     add("--tls", "Certificates for the cell; default: MESH_TLS.", metavar="DIR")
-    add("--record", "Write each call down as it ends.", metavar="FILE")
-    add("--report", "Write an HTML page in the end.", metavar="FILE")
 
 
 def show_credentials(parsed: argparse.Namespace, environ: Mapping[str, str]) -> None:
@@ -91,7 +86,7 @@ def read_options(parsed: argparse.Namespace) -> Options:
             if value:
                 words += [name] if option.is_flag else [name, str(value)]
     try:
-        trace, given = _replay.main(words, standalone_mode=False)
+        trace, record, report, given = _replay.main(words, standalone_mode=False)
         address = checked_address(parsed.host or DEFAULT_ADDRESS)
         http = checked_address(parsed.http) if parsed.http else None
     except click.UsageError as error:
@@ -101,8 +96,8 @@ def read_options(parsed: argparse.Namespace) -> Options:
         http=http,
         trace=trace,
         given=given,
-        record=Path(parsed.record) if parsed.record else None,
-        report=Path(parsed.report) if parsed.report else None,
+        record=record,
+        report=report,
     )
 
 

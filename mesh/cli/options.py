@@ -127,28 +127,31 @@ def home_option(command: Command) -> Command:
 
 
 def file_option(
-    name: str, help_text: str, metavar: str = "FILE", *, required: bool = False
+    name: str,
+    help_text: str,
+    metavar: str = "FILE",
+    *,
+    required: bool = False,
+    written: bool = False,
 ) -> Callable[[Command], Command]:
-    """A Path that may not exist yet, but is no folder."""
-    kind = click.Path(path_type=Path, dir_okay=False)
-    return click.option(name, metavar=metavar, type=kind, required=required, help=help_text)
-
-
-def page_option(command: Command) -> Command:
-    """`--html FILE`, given to the command as `html`: a Path in a folder that is there."""
-
-    def checked(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-        if path is not None and not path.parent.is_dir():
-            raise click.BadParameter(f"there is no folder {str(path.parent)!r}: make it first")
-        return path
-
+    """A Path that may not exist yet, but is no folder. One that is `written`, which may be after
+    long work, is in a folder that is there.
+    """
     return click.option(
-        "--html",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
-        callback=checked,
-        help="Write tables and charts as one page that needs nothing else.",
-    )(command)
+        name,
+        metavar=metavar,
+        type=click.Path(path_type=Path, dir_okay=False, writable=written),
+        callback=in_folder if written else None,
+        required=required,
+        help=help_text,
+    )
+
+
+def in_folder(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """The path. Raises click.BadParameter where its folder is missing."""
+    if path is not None and not path.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(path.parent)!r}: make it first")
+    return path
 
 
 def jobs_option(what: str) -> Callable[[Command], Command]:

@@ -121,6 +121,10 @@ def test_help_names_the_policies_that_there_are(verb: str) -> None:
         ("profile a --plot times.gif", "does not end in .png, .svg, .pdf", "profile --help`"),
         ("profile a --plot nowhere/a.png", "there is no folder 'nowhere'", "profile --help`"),
         ("bench operators --html nowhere/a.html", "there is no folder 'nowhere'", "--help`"),
+        ("report --html nowhere/a.html", "there is no folder 'nowhere'", "report --help`"),
+        ("sim a.toml --html nowhere/a.html", "there is no folder 'nowhere'", "sim --help`"),
+        ("sim a.toml --journal nowhere/a", "there is no folder 'nowhere'", "sim --help`"),
+        ("replay a.csv --report nowhere/a.html", "there is no folder 'nowhere'", "--help`"),
         ("up --listen 7070", "'7070' is no address", "HOST:PORT"),
     ],
 )

@@ -137,7 +137,7 @@ def test_one_call_too_many_makes_it_fail(deployed: RunningCell, trace: Path) -> 
         (("{trace}", "--start", "900"), 2, "has no arrivals from 900 s"),
         (("{trace}", "--time-scale", "0"), 2, "0.0 is not in the range"),
         (("{trace}", "--config", "nowhere.toml"), 1, "there is no file nowhere.toml"),
-        (("{trace}", "--record", "nowhere/r.csv"), 1, "the record nowhere/r.csv cannot be written"),
+        (("{trace}", "--record", "nowhere/r.csv"), 2, "there is no folder 'nowhere'"),
     ],
 )
 def test_what_cannot_be_meant_is_said_in_two_lines(

@@ -240,6 +240,8 @@ def test_what_mesh_replay_would_not_take_is_an_error() -> None:
         read(host="not-an-address")
     with pytest.raises(NotFound):
         read("--replay-config", "nowhere.toml")
+    with pytest.raises(InvalidInput, match="no folder 'nowhere'"):
+        read("--report", "nowhere/page.html")
 
 
 def test_locust_listens_on_the_loopback_alone() -> None:

@@ -11,7 +11,7 @@ import click
 
 from mesh.cli import output
 from mesh.cli import profile_tables as tables
-from mesh.cli.options import check_plotting, controller_option, format_option
+from mesh.cli.options import check_plotting, controller_option, format_option, in_folder
 from mesh.cli.output import Format
 from mesh.cli.progress import progress
 from mesh.domain.errors import NotFound
@@ -23,15 +23,13 @@ from mesh.wire.client import MeshClient
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def _plot_path(_: click.Context, __: click.Parameter, value: str | None) -> Path | None:
+def _plot_path(ctx: click.Context, option: click.Parameter, value: str | None) -> Path | None:
     if value is None:
         return None
     path = Path(value)
     if path.suffix.lower() not in PLOT_SUFFIXES:
         raise click.BadParameter(f"{value!r} does not end in {', '.join(PLOT_SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(path.parent)!r}")
-    return path
+    return in_folder(ctx, option, path)
 
 
 def _cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:

@@ -48,8 +48,8 @@ from mesh_workloads.trace import Trace
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @replay_options
-@file_option("--record", "Write each call down as it ends.")
-@file_option("--report", "Write an HTML page in the end.")
+@file_option("--record", "Write each call down as it ends.", written=True)
+@file_option("--report", "Write an HTML page in the end.", written=True)
 @click.option("--simulate", "beside", is_flag=True, help="Then simulate the same calls.")
 @click.option(
     "--open-max",

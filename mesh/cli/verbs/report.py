@@ -21,7 +21,7 @@ from mesh.wire.client import MeshClient
     show_default=True,
     help="How far back, such as 90s, 15m, 1h or 1d, as long as the controller runs.",
 )
-@file_option("--html", "Write it as one page that needs nothing else.")
+@file_option("--html", "Write it as one page that needs nothing else.", written=True)
 @file_option("--beside", "Show another run beside it: a report as JSON.")
 @format_option
 @controller_option

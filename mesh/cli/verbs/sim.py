@@ -131,9 +131,9 @@ REPORT_EVERY = 16
     help="SLO classes of all deployments, and their shares: 0.1:0.3,0.25:0.4,best:0.3.",
 )
 @ideal_option
-@file_option("--html", "Write a report as one page that needs nothing else.")
+@file_option("--html", "Write a report as one page that needs nothing else.", written=True)
 @file_option("--beside", "Show another run beside it in that page: a report as JSON.")
-@file_option("--journal", "Write down every decision of the controller.")
+@file_option("--journal", "Write down every decision of the controller.", written=True)
 @click.option(
     "--check",
     is_flag=True,
