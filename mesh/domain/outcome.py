@@ -23,6 +23,8 @@ class Outcome:
     input_tokens: int
     tokens_s: tuple[float, ...]
     """When each token came."""
+    earlier_tokens: int = 0
+    """How many came before these, from an earlier controller or by an earlier stream."""
     ended_s: float
     accepted: bool = False
     """Its caller was told that it has a place."""

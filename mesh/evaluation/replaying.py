@@ -200,6 +200,7 @@ class _Open:
     request: Request
     slo: Slo
     arrival_s: float
+    earlier_tokens: int
     grace_s: float | None = None
     """None until it is accepted."""
     tokens_s: list[float] = field(default_factory=list)
@@ -230,9 +231,10 @@ class _Seen:
 
     def _look(self, decision: Decision) -> None:
         match decision.event:
-            case InvokeRequested(request=request):
+            case InvokeRequested(request=request, resumed=resumed):
                 slo = self._slos.get(request.deployment, Slo())
-                self.open[request.request_id] = _Open(request, slo, decision.now_s)
+                earlier = 0 if resumed is None else len(resumed.output_tokens)
+                self.open[request.request_id] = _Open(request, slo, decision.now_s, earlier)
             case DeployRequested(spec=spec):
                 self._slos[spec.name] = spec.slo
             case CancelRequested() as cancelled:
@@ -267,6 +269,7 @@ class _Seen:
                 arrival_s=ended.arrival_s,
                 input_tokens=len(ended.request.prompt_tokens),
                 tokens_s=tuple(ended.tokens_s),
+                earlier_tokens=ended.earlier_tokens,
                 ended_s=self.last_s,
                 accepted=ended.grace_s is not None,
                 grace_s=ended.grace_s or 0.0,

@@ -11,6 +11,7 @@ from mesh.cli.verbs.plan import calls_of
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.views import InstancePlan
+from mesh.evaluation.replaying import outcomes_of
 from mesh.wire.client import MeshClient
 from tests.cli.conftest import RunningCell
 from tests.cli.running import mesh
@@ -109,3 +110,29 @@ def test_a_journal_tells_the_calls_and_one_without_ended_calls_is_refused(tmp_pa
     assert 4 <= calls.answer_tokens <= 8
     with pytest.raises(InvalidInput, match="has 0 ended calls of 'other', of which 0 were"):
         calls_of(journal, DeploymentName("other"))
+
+
+def test_answers_that_an_earlier_controller_began_count_whole(tmp_path: Path) -> None:
+    scenario = tmp_path / "killed.toml"
+    scenario.write_text(
+        """
+        seed = 1
+        nodes = [{ name = "gpu", device = "gpu", memory_gib = 40 }]
+        deployments = [{ name = "chat", model = "llama-3.2-3b" }]
+        [workload]
+        duration_s = 60
+        requests_per_s = 1.0
+        input_tokens = [100, 200]
+        output_tokens = [300, 300]
+        [faults]
+        until_s = 50
+        per_minute = { kill_controller = 6 }
+        """
+    )
+    assert mesh("sim", str(scenario), "--journal", str(tmp_path / "journal")).code == 0
+    journals = sorted(tmp_path.glob("journal-*"))
+    resumed = [each for path in journals for each in outcomes_of(path) if each.earlier_tokens]
+    assert any(each.finished for each in resumed)
+    for journal in journals:
+        if sum(each.finished for each in outcomes_of(journal)) > 1:
+            assert calls_of(journal, DeploymentName("chat")).answer_tokens == 300

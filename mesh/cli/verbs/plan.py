@@ -83,12 +83,12 @@ def _given(rate: float, lengths: str) -> Arrivals:
 
 def calls_of(journal: Path, name: DeploymentName) -> Arrivals:
     """The calls of a deployment in a controller's journal, which tells how they ended; an answer
-    that another controller began counts by the tokens that this one delivered. Raises InvalidInput
-    where the journal does not tell their rate or their lengths.
+    that an earlier controller began counts whole. Raises InvalidInput where the journal does not
+    tell their rate or their lengths.
     """
     mine = [each for each in outcomes_of(journal) if public_name(each.deployment) == name]
     came_s = sorted(each.arrival_s for each in mine)
-    answers = [len(each.tokens_s) for each in mine if each.finished]
+    answers = [each.earlier_tokens + len(each.tokens_s) for each in mine if each.finished]
     if not answers or came_s[-1] == came_s[0]:
         raise InvalidInput(
             f"the journal {journal} has {len(mine)} ended calls of {name!r}, of which "
