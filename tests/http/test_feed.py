@@ -370,24 +370,28 @@ async def test_lines_that_come_one_after_the_other_are_told_together(
     assert (line["text"], name) == ("last", "end")
 
 
-async def test_viewers_that_come_together_share_a_snapshot_and_what_is_encoded_of_it(
+async def test_viewers_that_come_together_share_what_is_encoded_one_audience_at_a_time(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces, encoded_times = json_pieces, 0
+    pieces, encoded_times, at_work, at_work_max = json_pieces, 0, 0, 0
 
     def counted(data: Mapping[str, object], depth: int) -> Steps[list[bytes]]:
-        nonlocal encoded_times
-        encoded_times += 1
-        return (yield from pieces(data, depth))
+        nonlocal encoded_times, at_work, at_work_max
+        encoded_times, at_work = encoded_times + 1, at_work + 1
+        at_work_max = max(at_work_max, at_work)
+        made = yield from pieces(data, depth)
+        at_work -= 1
+        return made
 
     monkeypatch.setattr(feeds, "TICK_S", 60.0)
     monkeypatch.setattr(turns, "TURN_S", 0.0)  # others go on after each entry
     monkeypatch.setattr(feeds, "json_pieces", counted)
     feed = feed_of(watched)
     feed.expect(ADMIN)
-    viewers = [feed.events(ADMIN, "") for _ in range(8)]
+    audiences = ADMIN, TENANT, replace(TENANT, tenant=TenantName("b"))
+    viewers = [feed.events(asks, "") for asks in audiences * 8]
     whole = [b"".join(some) for some in await asyncio.gather(*(anext(one) for one in viewers))]
-    assert (watched.taken, encoded_times, len(set(whole))) == (1, 1, 1)
+    assert (watched.taken, encoded_times, len(set(whole)), at_work_max) == (3, 3, 3, 1)
     for viewer in viewers:
         await viewer.aclose()
 
