@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,6 +274,20 @@ def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
     assert ran.code == 1
     assert "cannot write" in ran.error_lines[0]
     assert "--home" in ran.error_lines[1]
+
+
+def test_the_demo_names_the_one_place_that_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    ran = mesh("demo", "--home", str(file))
+    assert (ran.code, ran.error_lines[0]) == (1, f"cannot write {file}/store: not a directory")
+    assert "--home" in ran.error_lines[1]
+    monkeypatch.setattr(tempfile, "tempdir", str(file))
+    ran = mesh("demo", "--home", str(tmp_path / "home"))
+    assert (ran.code, ran.error_lines[0]) == (1, "cannot make a temporary folder: not a directory")
+    assert "TMPDIR" in ran.error_lines[1]
 
 
 def test_a_fleet_without_ray_is_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,8 +296,10 @@ def _watcher(cell: LocalCell, stopping: Stopping) -> Callable[[], None]:
 @contextmanager
 def temporary_home(store: Path) -> Iterator[Path]:
     """A new home whose model store is `store`. It is kept when something fails, for its logs."""
-    with system_errors(StorageError, f"cannot write {store}, or a temporary folder", HOME_HINT):
+    with system_errors(StorageError, f"cannot write {store}", HOME_HINT):
         store.mkdir(parents=True, exist_ok=True)
+    hint = "choose a folder for it that you may write with TMPDIR"
+    with system_errors(StorageError, "cannot make a temporary folder", hint):
         scratch = Path(tempfile.mkdtemp(prefix="mesh-demo-"))
         (scratch / "store").symlink_to(store)
     try:
