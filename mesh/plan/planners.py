@@ -78,14 +78,21 @@ def plan_operators(problem: Problem) -> Plan:
 
     The latency is a sum over stations and the cost an integer, so that the least latency for each
     cost follows station by station. A bound comes from adding the replica that helps most until the
-    SLO is kept.
+    SLO is kept, and each station has at least what it needs where the others wait for nothing.
     """
     slo_s, options = problem.slo_s, _options(problem, problem.stations)
     most = _bound(problem, options)
+    alone_s = [problem.unloaded_s((station,)) for station in problem.stations]
+    waits_s = slo_s - sum(alone_s) + ROUNDING_S
+    fewest = [
+        bisect_left(range(most), -waits_s - own_s, key=lambda more: -option(more)[0])
+        for option, own_s in zip(options, alone_s, strict=True)
+    ]
+    most -= sum(fewest)
     least_s = [0.0] + [math.inf] * most
     taken: list[list[int]] = []
-    for option in options:
-        seconds = [option(more)[0] for more in range(most + 1)]
+    for option, few in zip(options, fewest, strict=True):
+        seconds = [option(few + more)[0] for more in range(most + 1)]
         sums = [[*map(add, least_s[cost::-1], seconds)] for cost in range(most + 1)]
         least_s = [*map(min, sums)]
         taken.append([of.index(least) for of, least in zip(sums, least_s, strict=True)])
@@ -94,7 +101,7 @@ def plan_operators(problem: Problem) -> Plan:
     for row in reversed(taken):
         mores.append(row[cost])
         cost -= mores[-1]
-    return _plan_of(options, mores[::-1])
+    return _plan_of(options, [*map(add, fewest, mores[::-1])])
 
 
 def _bound(problem: Problem, options: Sequence[Options]) -> int:
