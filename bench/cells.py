@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import Role, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import MeshError, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.profile import Profile
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import KEY_VARIABLE, Credentials, credentials, show
+from mesh_nodes.topology import cores_of, usable_cpus
 
 MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
 """The command, in this environment."""
@@ -35,6 +37,24 @@ LOADED_S_MAX = 180.0
 CALM_SHARE = 0.1
 """A node that uses less than this share of a core has computed all that it computes for nobody."""
 CALM_S, CALM_S_MAX = 1.0, 600.0
+
+
+def nodes_apart(count: int) -> tuple[NodePlan, ...]:
+    """So many CPU nodes, each with an equal part of the cores for itself. Raises InvalidInput where
+    two of them would share a core.
+    """
+    cpus = sorted(usable_cpus())
+    parts = [
+        frozenset(cpus[first:end])
+        for first, end in pairwise(len(cpus) * n // count for n in range(count + 1))
+    ]
+    if not all(parts) or sum(map(cores_of, parts)) > cores_of(cpus):
+        raise InvalidInput(
+            f"{len(cpus)} CPUs cannot be divided into {count} parts without a core in common",
+            hint="allow it one CPU of each core: `taskset -c`",
+        )
+    nodes = plan_nodes(["cpu"] * count)
+    return tuple(replace(node, cpus=part) for node, part in zip(nodes, parts, strict=True))
 
 
 @contextmanager
@@ -161,11 +181,11 @@ def wait_until(
 
 
 def wait_calm(cell: LocalCell) -> None:
-    """Until its only node is idle: new instances compute many sizes once. Raises MeshError."""
-    node = psutil.Process(cell.children[1].process.pid)
+    """Until its nodes are idle: new instances compute many sizes once. Raises MeshError."""
+    nodes = [psutil.Process(child.process.pid) for child in cell.children[1:]]
     wait_until(
-        lambda: node.cpu_percent(CALM_S) <= 100 * CALM_SHARE,
-        "the node is not idle",
+        lambda: all(node.cpu_percent(CALM_S) <= 100 * CALM_SHARE for node in nodes),
+        "a node is not idle",
         CALM_S_MAX,
         poll_s=0.0,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.audit import Audit, audit
-from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
+from bench.cells import LOADED_S_MAX, local_cell, measured_profile, nodes_apart, wait_calm
 from bench.cold_start_cell import forget
 from bench.demo_model import store_path, stored_model
 from bench.fleet_swapper import swapped
@@ -93,8 +93,10 @@ class Stage:
         self._own = folder / "store"
         self._asked = asked
         self._planted: set[str] = set()
-        self._surveyed: dict[str, Profile] = {}
-        """By scene, what its first cell has measured: the others know it from their beginning."""
+        self._surveyed: dict[tuple[str, int], Profile] = {}
+        """By scene and number of nodes, what its first cell with so many has measured on one of
+        them: the others know it from their beginning. A node with other cores takes other times.
+        """
 
     def play(self, scene: Scene) -> Shown:
         """Raises MeshError when a part of a cell does not start or ends."""
@@ -145,7 +147,7 @@ class Stage:
                 forget(store)
             if not scene.compiled:
                 shutil.rmtree(store / "compiled", ignore_errors=True)
-            known = self._surveyed.get(scene.name)
+            known = self._surveyed.get((scene.name, cell.nodes))
             if known is not None:
                 with closing(SqliteRegistry(home / "controller")) as registry:
                     registry.apply(profile_stored(known))
@@ -154,8 +156,9 @@ class Stage:
                 local_cell(
                     home=home,
                     store=store,
+                    nodes=nodes_apart(cell.nodes),
                     policy=cell.policy,
-                    memory_bytes=memory_bytes,
+                    memory_bytes=memory_bytes and memory_bytes // cell.nodes,
                     prefetch_bytes=None if cell.ahead else 0,
                     page_cache_bytes=None if cell.ahead else 0,
                     journal=journals / CONTROLLERS if kept else None,
@@ -173,9 +176,9 @@ class Stage:
                 if scene.surveyed and not scene.cold:
                     if known is None:
                         known = measured_profile(local.address, specs[0].name, show_status)
-                        self._surveyed[scene.name] = known
+                        self._surveyed[scene.name, cell.nodes] = known
                     times = Times(known)
-                (node,) = client.nodes()
+                node = client.nodes()[0]
                 found: Sent = []
                 resident = None
                 if scene.audited and memory_bytes is not None:
@@ -251,7 +254,7 @@ class Stage:
     def _memory_bytes(
         self, scene: Scene, cell: Cell, loads: Sequence[Load], seed: int
     ) -> int | None:
-        """`--memory` of the node."""
+        """`--memory` of all nodes together."""
         if cell.memory_for is not None:
             # A peer that differs in how weights are held has the same memory.
             plain = next((peer.cell for peer in scene.peers if peer.cell is not None), cell)
@@ -495,17 +498,25 @@ def figures(scenario: Scenario, shown: Shown) -> dict[str, object]:
         for name, spec in peer.ratios.items():
             by_load[name] = [_ratio(one, other, peer, spec) for one, other in pairs]
         found |= {name: of if each else of[0] for name, of in by_load.items() if each or of}
+        for name, spec in peer.enough.items() if theirs else ():
+            two = [_numbers(one, other, spec) for one, other in pairs]
+            found[name] = rounded(fmean(its >= mine for mine, its in two))
     return found
 
 
 def _ratio(ours: Played, peer: Played, of: Peer, spec: str) -> float | None:
     """A figure of mesh's over the peer's; `None` where the peer has none."""
-    one, other = measured(ours, spec), measured(peer, spec)
-    assert isinstance(one, int | float), f"{spec} is a number"
-    assert isinstance(other, int | float), f"{spec} is a number"
+    one, other = _numbers(ours, peer, spec)
     if not other:
         return None
     return rounded(1 - one / other) if of.lacks else rounded(one / other, 2)
+
+
+def _numbers(ours: Played, peer: Played, spec: str) -> tuple[float, float]:
+    one, other = measured(ours, spec), measured(peer, spec)
+    assert isinstance(one, int | float), f"{spec} is a number"
+    assert isinstance(other, int | float), f"{spec} is a number"
+    return one, other
 
 
 def _cell(value: object) -> str:

@@ -138,6 +138,17 @@ class Played:
         return [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
 
     @property
+    def tpots_s(self) -> list[float]:
+        """The mean TPOT of each call that has two tokens."""
+        return [outcome.tpot_s for outcome in self._outcomes if outcome.tpot_s is not None]
+
+    @property
+    def ended_by(self) -> dict[str, int]:
+        """By node, the calls that it ended."""
+        named = Counter(each.answer.node_id for each in self.judged.all if each.answer.node_id)
+        return dict(sorted(named.items()))
+
+    @property
     def lags_s(self) -> list[float]:
         """The client's own: by so much its times may be off."""
         return [each.answer.lag_s for each in self.judged.all]

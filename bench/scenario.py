@@ -76,12 +76,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One controller and one CPU node."""
+    """One controller and one CPU node, or several on cores of their own."""
 
+    nodes: int = 1
+    """Each has an equal part of the cores and of the memory. A scene that is `cold` or `audited`
+    has one.
+    """
     policy: str | None = None
     memory_bytes: int | None = None
     memory_for: int | None = None
-    """The node has memory for so many instances as they are loaded."""
+    """There is memory for so many instances as they are loaded."""
     overcommit: float | None = None
     """The node has the memory that the largest waves want, over this."""
     ahead: bool = True
@@ -101,6 +105,8 @@ class Peer:
     """Before the names of its figures."""
     ratios: Mapping[str, str]
     """By name the figure of which mesh's is told over its."""
+    enough: Mapping[str, str] = field(default_factory=dict)
+    """By name the figure of which is told in what share of the loads its is at least mesh's."""
     cell: Cell | None = None
     """`None` stands for the swapper."""
     deployments: tuple[Group, ...] = ()
@@ -223,7 +229,8 @@ def read_scenario(path: Path) -> Scenario:
     made = read_toml(path, _converter, Scenario)
     said = [made.figures, made.whole, made.peer_figures]
     said += [each for scene in made.scenes for each in (scene.figures or {}, scene.whole)]
-    said += [peer.ratios for scene in made.scenes for peer in scene.peers]
+    peers = [peer for scene in made.scenes for peer in scene.peers]
+    said += [each for peer in peers for each in (peer.ratios, peer.enough)]
     for spec in (spec for each in said for spec in each.values()):
         check_spec(spec)
     return made

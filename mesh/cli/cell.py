@@ -86,17 +86,24 @@ class LocalCell:
         arguments = as_arguments(controller.OPTIONS, given)
         self._keep("the controller", "mesh.controller", arguments)
         for node in self._plan.nodes:
-            self._keep(f"node {node.name}", "mesh_nodes", self._node_arguments(node), node.name)
+            arguments = self._node_arguments(node)
+            self._keep(f"node {node.name}", "mesh_nodes", arguments, node.name, node.cpus)
 
     def _keep(
-        self, name: str, module: str, arguments: Sequence[str], node: str | None = None
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        node: str | None = None,
+        cpus: frozenset[int] | None = None,
     ) -> None:
         log_path = self._plan.home / "logs" / f"{f'node-{node}' if node else 'controller'}.log"
 
         def begin(again: bool) -> Child:
             if again and node is None:
                 check_restart(self._plan.home)
-            return children.start(name, module, arguments, log_path, again=again)
+            with children.bound(cpus):
+                return children.start(name, module, arguments, log_path, again=again)
 
         self._kept.append(KeptChild(name, begin, self._restarts, node))
 

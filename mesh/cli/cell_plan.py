@@ -34,6 +34,8 @@ class NodePlan:
     memory_bytes: int | None = None
     numa: int | None = None
     """The NUMA node whose CPUs and memory it has for itself."""
+    cpus: frozenset[int] | None = None
+    """The logical CPUs that it may compute on; `None` stands for those of this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from mesh.domain.errors import HOME_HINT, StorageError, system_errors
@@ -80,6 +81,17 @@ def start(
             process_group=0,
         )
     return Child(name=name, process=process, log_path=log_path, log_from_bytes=log_from_bytes)
+
+
+@contextmanager
+def bound(cpus: frozenset[int] | None) -> Iterator[None]:
+    """What this thread starts meanwhile may run on these logical CPUs alone, as under `taskset`."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def clear(child: Child) -> None:

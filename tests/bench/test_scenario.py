@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench import live
+from bench import cells, live
 from bench.audit import Audit
 from bench.demo_model import SOURCE
 from bench.judging import judge
@@ -42,9 +42,11 @@ from tests.core.cells import FOOTPRINT, MIB
 from tests.support.profiles import PROFILE
 
 FOLDER = Path(live.__file__).parent / "scenarios"
-SLO, FLEET, LATE, OVERCOMMIT, RETURNS, CLASSES = (
+SLO, FLEET, LATE, OVERCOMMIT, RETURNS, CLASSES, SIDES = (
     read_scenario(FOLDER / f"{name}.toml")
-    for name in ("slo", "fleet", "late-starts", "overcommit", "returns", "classes")
+    for name in (
+        *("slo", "fleet", "late-starts", "overcommit", "returns", "classes", "side-by-side"),
+    )
 )
 
 
@@ -66,7 +68,7 @@ def test_targets_of_a_file_are_of_figures_that_it_tells(path: Path) -> None:
     told = set(scenario.figures) | set(scenario.whole)
     for each in scenario.scenes:
         told |= {f"{each.mark}{name}" for name in (*(each.figures or {}), *each.whole)}
-        told |= {name for peer in each.peers for name in peer.ratios}
+        told |= {name for peer in each.peers for name in (*peer.ratios, *peer.enough)}
     assert set(scenario.targets) <= told
     assert scenario.about.splitlines()[0].endswith(".")
 
@@ -119,6 +121,23 @@ def test_a_peer_lacks_what_its_cell_says_and_nothing_else() -> None:
     assert ahead.specs(ahead.peers[0].cell) == ahead.specs()
     assert {spec.source for spec in scene(SLO, "overload").specs()} == {SOURCE}
     assert len({spec.source for spec in ahead.specs()}) == 40
+
+
+def test_nodes_apart_have_equal_parts_and_no_core_in_common(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two cores with two threads each, of which the kernel numbers first ones first."""
+    monkeypatch.setattr(cells, "cores_of", lambda cpus: len({number % 2 for number in cpus}))
+    monkeypatch.setattr(cells, "usable_cpus", lambda: frozenset({0, 1}))
+    assert [(node.name, node.cpus) for node in cells.nodes_apart(2)] == [
+        *(("cpu0", {0}), ("cpu1", {1}))
+    ]
+    with pytest.raises(InvalidInput, match="2 CPUs cannot be divided into 3 parts"):
+        cells.nodes_apart(3)
+    monkeypatch.setattr(cells, "usable_cpus", lambda: frozenset(range(4)))
+    assert [node.cpus for node in cells.nodes_apart(1)] == [frozenset(range(4))]
+    with pytest.raises(InvalidInput, match="4 CPUs cannot be divided into 2 parts"):
+        cells.nodes_apart(2)
 
 
 # Calls.
@@ -379,6 +398,19 @@ def test_figures_say_of_which_scene_they_are_and_do_without_a_peer() -> None:
     peers = {"locality_without": [played(MET, TOO_LATE)]}
     shown = Shown(scene=locality, ours=[played(MET, MET)], peers=peers)
     assert figures(FLEET, shown)["locality_gain"] == [2.0]
+
+
+def test_a_decision_is_right_in_the_loads_in_which_what_it_chose_met_no_less() -> None:
+    """Two nodes met fewer, as many, more, and all of a load of which one met none."""
+    halves = [played(MET, late) for late in (TOO_LATE, TOO_LATE, MET, MET)]
+    whole = [played(one, late) for one, late in ((MET, MET), (MET, TOO_LATE), (MET, TOO_LATE))]
+    peers = {"whole": [*whole, played(TOO_LATE, TOO_LATE)]}
+    of = scene(SIDES, "side-by-side")
+    found = figures(SIDES, Shown(scene=of, ours=halves, peers=peers))
+    assert found["halves_met_ratio"] == [0.5, 1.0, 2.0, None]
+    assert found["decision_right"] == 0.5
+    assert found["halves_tpot_s"] == [pytest.approx(0.1)] * 4
+    assert "decision_right" not in figures(SIDES, Shown(scene=of, ours=halves))
 
 
 def test_policies_are_compared_by_all_of_their_calls() -> None:

@@ -1,7 +1,9 @@
 """The plan of a cell on this machine: its nodes' names, its address, each node's share."""
 
 import errno
+import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,24 @@ def test_several_nodes_share_the_machine_evenly(started: dict[str, list[str]]) -
         assert told[told.index("--memory") + 1] == "3500"
         assert told[told.index("--page-cache") + 1] == "750", "a half of half of the rest"
         assert told[told.index("--threads") + 1] == "2"
+
+
+def test_a_node_starts_on_cpus_of_its_own_and_the_others_where_the_cell_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, set[int]] = {}
+
+    def start(name: str, module: str, told: list[str], log_path: Path, *, again: bool) -> Child:
+        seen[name] = os.sched_getaffinity(0)
+        return Child(name=name, process=None, log_path=log_path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(children, "start", start)
+    mine = os.sched_getaffinity(0)
+    own, other = plan_nodes(["cpu", "cpu"])
+    nodes = replace(own, cpus=frozenset({max(mine)})), other
+    LocalCell(CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes)).start()
+    assert seen == {"the controller": mine, "node cpu0": {max(mine)}, "node cpu1": mine}
+    assert os.sched_getaffinity(0) == mine
 
 
 def test_gpu_nodes_are_numbered_and_take_no_share_of_memory(started: dict[str, list[str]]) -> None:
