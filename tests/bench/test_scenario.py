@@ -126,12 +126,11 @@ def test_a_peer_lacks_what_its_cell_says_and_nothing_else() -> None:
 def test_nodes_apart_have_equal_parts_and_no_core_in_common(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of two cores with two threads each, of which the kernel numbers first ones first."""
+    """In the second half there are two cores with two threads each, numbered 0, 2 and 1, 3."""
     monkeypatch.setattr(cells, "cores_of", lambda cpus: len({number % 2 for number in cpus}))
     monkeypatch.setattr(cells, "usable_cpus", lambda: frozenset({0, 1}))
-    assert [(node.name, node.cpus) for node in cells.nodes_apart(2)] == [
-        *(("cpu0", {0}), ("cpu1", {1}))
-    ]
+    apart = {node.name: node.cpus for node in cells.nodes_apart(2)}
+    assert apart == {"cpu0": frozenset({0}), "cpu1": frozenset({1})}
     with pytest.raises(InvalidInput, match="2 CPUs cannot be divided into 3 parts"):
         cells.nodes_apart(3)
     monkeypatch.setattr(cells, "usable_cpus", lambda: frozenset(range(4)))
