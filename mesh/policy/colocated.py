@@ -6,7 +6,7 @@ the views of a server and the times of its iterations. After: `polyserve`, `poly
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -27,6 +27,8 @@ STAYS_S = 3600.0
 """An idle instance is asked about again after this time."""
 LEFT_TOKENS_LEAST = 16.0
 """What a request is expected to have left, however much longer than the mean its answer is."""
+MeanOf = Callable[[str], float]
+"""The mean length of the answers of an SLO class, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ def keeps_pace(
     at_peak: bool = True,
 ) -> bool:
     """Whether iterations take no longer than `limit_s` with the request among them, now and at the
-    peak of all KV caches: each request grows to the mean length of answers, and goes (§4.5).
+    peak of all KV caches: each request grows to the mean length of its class's answers, and goes
+    (§4.5).
     """
     times, made = cell.times(instance), cell.deployment(request.deployment)
     batch, tokens = instance.batch + 1, instance.tokens + request.tokens
@@ -68,13 +71,13 @@ def keeps_pace(
         return False
     if not at_peak:
         return True
-    growth, mean = cell.of_requests(instance, Growth), made.answer_tokens
-    least, most = growth.bounds_with(request, mean)
+    growth, mean_of = cell.of_requests(instance, Growth), made.answer_tokens_of
+    least, most = growth.bounds_with(request, mean_of)
     if times.decode_s(batch, least / batch) > limit_s:
         return False
     if times.decode_s(batch, most / batch) <= limit_s:
         return True
-    return times.decode_s(batch, growth.peak_with(request, mean) / batch) <= limit_s
+    return times.decode_s(batch, growth.peak_with(request, mean_of) / batch) <= limit_s
 
 
 @dataclass(slots=True, eq=False)
@@ -104,9 +107,9 @@ class Seats:
         if self.times.decode_s(batch, (self.tokens + tokens) / batch) > limit_s:
             return False
         if self.peak is None:
-            self.peak = cell.of_requests(self.server, Growth).peak(made.answer_tokens)
-        left = _left_tokens(len(request.output_tokens), made.answer_tokens)
-        peak = self.peak + left + request.tokens
+            self.peak = cell.of_requests(self.server, Growth).peak(made.answer_tokens_of)
+        past = len(request.output_tokens) - made.answer_tokens_of(request.slo.name)
+        peak = self.peak + _left_tokens(past) + request.tokens
         if self.times.decode_s(batch, peak / batch) > limit_s:
             return False
         self.batch, self.tokens, self.peak = batch, self.tokens + tokens, peak
@@ -115,47 +118,60 @@ class Seats:
 
 class Growth:
     """The most tokens that the requests of a server hold at a time, where each grows to the mean
-    length of answers, and goes (§4.5). The sums are kept for one more request, wherever it comes in
-    the order of what requests have left; while the requests stay, another mean changes them alone.
+    length of its class's answers, and goes (§4.5). The sums are kept for one more request, wherever
+    it comes in the order of what requests have left; while the requests stay, other means change
+    them alone.
     """
 
     def __init__(self, requests: Iterable[RequestView]) -> None:
-        # Whoever has fewer tokens of output has more left.
-        ordered = sorted((len(of.output_tokens), of.tokens) for of in requests)
-        self._outputs = [output for output, _ in ordered]
-        self._held = [0, *accumulate(tokens for _, tokens in ordered)]
-        self._mean = 0.0
+        self._requests = sorted((of.slo.name, len(of.output_tokens), of.tokens) for of in requests)
+        self._classes = list(dict.fromkeys(name for name, _, _ in self._requests))
+        self._means: dict[str, float] | None = None
+        self._past: list[float] = []
+        """By how many tokens each is past its mean, who has most left first."""
+        self._held: list[int] = []
         self._peaks: list[float] = []
         """The peak until so many have ended, and, with one more that goes before them, after."""
         self._later: list[float] = []
 
-    def peak(self, mean: float) -> float:
+    def peak(self, mean_of: MeanOf) -> float:
         """Without any other request."""
-        self._expect(mean)
+        self._expect(mean_of)
         return self._peaks[-1]
 
-    def peak_with(self, request: RequestView, mean: float) -> float:
+    def peak_with(self, request: RequestView, mean_of: MeanOf) -> float:
         """With one request more."""
-        self._expect(mean)
-        output = len(request.output_tokens)
-        place = bisect_left(self._outputs, output)
-        left = (place + 1) * _left_tokens(output, mean)
-        own = self._held[place] + request.tokens + left
-        return max(self._peaks[place], own, self._later[place] + request.tokens)
+        self._expect(mean_of)
+        return self._with(request, mean_of(request.slo.name))
 
-    def bounds_with(self, request: RequestView, mean: float) -> tuple[float, float]:
-        """Between what it is, by sums for another mean: each answer that ends changes the mean a
+    def bounds_with(self, request: RequestView, mean_of: MeanOf) -> tuple[float, float]:
+        """Between what it is, by sums for other means: each answer that ends changes a mean a
         little, and the peak by no more than that for each request.
         """
-        known = self._mean or mean
-        peak, off = self.peak_with(request, known), len(self._held) * (mean - known)
-        return min(peak, peak + off), max(peak, peak + off)
+        known = self._means or self._expect(mean_of)
+        own = mean_of(request.slo.name)
+        own_known = known.get(request.slo.name, own)
+        offs = [0.0, own - own_known, *(mean_of(name) - mean for name, mean in known.items())]
+        peak, count = self._with(request, own_known), len(self._held)
+        return peak + count * min(offs), peak + count * max(offs)
 
-    def _expect(self, mean: float) -> None:
-        if mean == self._mean:
-            return
-        self._mean = mean
-        lefts = [_left_tokens(output, mean) for output in self._outputs]
+    def _with(self, request: RequestView, mean: float) -> float:
+        """The peak with one request more, which grows to `mean`."""
+        past = len(request.output_tokens) - mean
+        place = bisect_left(self._past, past)
+        own = self._held[place] + request.tokens + (place + 1) * _left_tokens(past)
+        return max(self._peaks[place], own, self._later[place] + request.tokens)
+
+    def _expect(self, mean_of: MeanOf) -> dict[str, float]:
+        """The means, by which the sums are then."""
+        means = {name: mean_of(name) for name in self._classes}
+        if means == self._means:
+            return means
+        self._means = means
+        ordered = sorted((output - means[name], tokens) for name, output, tokens in self._requests)
+        self._past = [past for past, _ in ordered]
+        self._held = [0, *accumulate(tokens for _, tokens in ordered)]
+        lefts = [_left_tokens(past) for past in self._past]
         # When one ends, all those before it are there still.
         ends = [
             held + n * left
@@ -164,11 +180,12 @@ class Growth:
         later = [end + left for end, left in zip(ends, lefts, strict=True)]
         self._peaks = [0.0, *accumulate(ends, max)]
         self._later = [*accumulate(reversed(later), max, initial=0.0)][::-1]
+        return means
 
 
-def _left_tokens(output: int, mean: float) -> float:
-    """What a request has left that has so much of its answer, which is of mean length."""
-    return max(mean - output, LEFT_TOKENS_LEAST)
+def _left_tokens(past: float) -> float:
+    """What a request has left whose answer is past the mean length by so many tokens."""
+    return max(-past, LEFT_TOKENS_LEAST)
 
 
 def first_token_s(

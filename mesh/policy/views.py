@@ -213,6 +213,10 @@ class DeploymentView(Protocol):
         """Mean length of its answers."""
         ...
 
+    def answer_tokens_of(self, slo_class: str) -> float:
+        """The same of one SLO class; of all, before an answer of it has ended."""
+        ...
+
     @property
     def instances(self) -> Mapping[InstanceId, InstanceView]:
         """Its instances, those that are being unloaded included."""

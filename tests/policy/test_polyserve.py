@@ -2,7 +2,7 @@
 its rule and its predictions say; and where its baselines send a request.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ from mesh.core.controller.state.instance import WORKED_OUT_MAX
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import InvokeRequested, LeaseCheckDue
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import AbortRequest, ContinueRequest, KvArrived, SubmitRequest
@@ -35,6 +36,11 @@ GROWING = profile(
     decode=Grid(rows=(1, 32), columns=(4096,), seconds=((0.01,), (0.32,))),
 )
 """A decode takes 10 ms for each of the batch, a prompt 0.1 ms a token."""
+LONGER = profile(
+    prefill=GROWING.prefill,
+    decode=Grid(rows=(1, 32), columns=(1, 512), seconds=((0.01, 0.3), (0.32, 9.6))),
+)
+"""A decode takes 0.6 ms more for each token of a context: 50 ms for 70 tokens."""
 
 
 class Servers(CellUnderTest):
@@ -97,20 +103,16 @@ def test_without_the_gradient_the_least_loaded_server_of_a_tier_comes_first() ->
 
 
 def test_without_a_prediction_a_request_joins_where_it_will_not_keep_its_slo() -> None:
-    longer = profile(
-        prefill=GROWING.prefill,
-        decode=Grid(rows=(1, 32), columns=(1, 512), seconds=((0.01, 0.3), (0.32, 9.6))),
-    )
     for rule, decode, ttft_s, went in (
-        ("polyserve-co", longer, 1.0, ""),
-        ("polyserve-co-no-peak", longer, 1.0, "n1"),
+        ("polyserve-co", LONGER, 1.0, ""),
+        ("polyserve-co-no-peak", LONGER, 1.0, "n1"),
         ("polyserve-co", GROWING, 0.01, ""),
         ("polyserve-co-no-chunks", GROWING, 0.01, "n1"),
     ):
         cell = Servers(rule)
         for entry in cell.core.cell.instances.values():
             entry.profile = decode
-        assert cell.ask(0.05, ttft_s=ttft_s, prompt=3 if decode is longer else 200) == went
+        assert cell.ask(0.05, ttft_s=ttft_s, prompt=3 if decode is LONGER else 200) == went
 
 
 def test_a_looser_request_is_promoted_before_its_tier_gets_another_server() -> None:
@@ -192,34 +194,39 @@ def test_baselines_go_to_the_least_busy_or_anywhere() -> None:
     assert drawn == Servers("co-random").ask_all(0.05, 12)
 
 
-REQUESTS = st.tuples(st.integers(0, 90), st.integers(1, 400))
-"""Tokens of its output, and of its prompt."""
+CLASSES = ("", "quick", "slow")
+REQUESTS = st.tuples(st.sampled_from(CLASSES), st.integers(0, 90), st.integers(1, 400))
+"""Its SLO class, and the tokens of its output and of its prompt."""
+MEANS = st.fixed_dictionaries({name: st.integers(1, 90) for name in CLASSES})
 
 
-def _rolled(requests: Sequence[RequestEntry], mean: int) -> float:
+def _rolled(requests: Sequence[RequestEntry], means: Mapping[str, int]) -> float:
     """The most tokens that they hold, token by token."""
-    lefts = [(max(mean - len(of.output_tokens), int(LEFT_TOKENS_LEAST)), of) for of in requests]
+    least = int(LEFT_TOKENS_LEAST)
+    lefts = [(max(means[of.slo.name] - len(of.output_tokens), least), of) for of in requests]
     steps = range(1, 1 + max((left for left, _ in lefts), default=0))
     held = [sum(of.tokens + step for left, of in lefts if left >= step) for step in steps]
     return max(held, default=0)
 
 
-@given(st.lists(REQUESTS, max_size=12), REQUESTS, st.lists(st.integers(1, 90), max_size=4))
+@given(st.lists(REQUESTS, max_size=12), REQUESTS, st.lists(MEANS, max_size=4))
 def test_the_peak_is_that_of_a_rollout_token_by_token(
-    running: Sequence[tuple[int, int]], coming: tuple[int, int], means: Sequence[int]
+    running: Sequence[tuple[str, int, int]],
+    coming: tuple[str, int, int],
+    forecasts: Sequence[Mapping[str, int]],
 ) -> None:
     made = []
-    for output, prompt in (*running, coming):
+    for name, output, prompt in (*running, coming):
         asked = request("r", of="a", prompt=(1,) * prompt)
-        made.append(RequestEntry(original=asked, slo=Slo(), arrival_s=0.0))
+        made.append(RequestEntry(original=asked, slo=Slo(name=name), arrival_s=0.0))
         made[-1].note_tokens((7,) * output, 0.0)
     *there, one = made
     growth = Growth(there)
-    for mean in means:
-        least, most = growth.bounds_with(one, mean)
-        assert least <= _rolled(made, mean) <= most
-        assert growth.peak_with(one, mean) == _rolled(made, mean)
-        assert growth.peak(mean) == _rolled(there, mean)
+    for means in forecasts:
+        least, most = growth.bounds_with(one, means.__getitem__)
+        assert least <= _rolled(made, means) <= most
+        assert growth.peak_with(one, means.__getitem__) == _rolled(made, means)
+        assert growth.peak(means.__getitem__) == _rolled(there, means)
 
 
 def test_a_peak_is_worked_out_anew_once_a_request_comes_goes_or_has_a_token() -> None:
@@ -315,6 +322,18 @@ class Divided(CellUnderTest):
 
     def labels(self) -> list[str]:
         return [self.core.cell.instances[InstanceId(name)].label for name in self.links]
+
+
+@pytest.mark.parametrize("rule", ["polyserve-co", "polyserve-pd"])
+def test_a_request_is_expected_to_grow_to_the_mean_of_its_class(rule: str) -> None:
+    """An answer of 20 tokens keeps 50 ms, one of 128 does not."""
+    for of_class, taken in ((20.0, True), (128.0, False)):
+        cell = Divided(rule)
+        for entry in cell.core.cell.instances.values():
+            entry.profile = LONGER
+        (made,) = cell.core.cell.deployments.values()
+        made.history = OutputHistory(mean_tokens=148.0 - of_class, classes=(("0.05", of_class, 9),))
+        assert bool(submitted(cell.ask("r1", prompt=3))) == taken
 
 
 def test_a_request_goes_to_its_tier_with_its_first_token_and_on_once_its_blocks_are_there() -> None:

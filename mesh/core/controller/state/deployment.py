@@ -129,6 +129,10 @@ class DeploymentEntry:
         """Mean length of its answers."""
         return self.history.mean_tokens
 
+    def answer_tokens_of(self, slo_class: str) -> float:
+        """The same of one SLO class; of all, before an answer of it has ended."""
+        return self.history.mean_of(slo_class)
+
     @property
     def replicas_max(self) -> int:
         return self.spec.scaling.replicas_max
