@@ -2,7 +2,18 @@
 
 import pytest
 
-from bench.admission import ROUND, Overload, Scenario, Times, measure, ratios
+from bench.admission import (
+    NODES,
+    ROUND,
+    TARGETS,
+    Overload,
+    Scenario,
+    Times,
+    figures,
+    measure,
+    ratios,
+    scenarios,
+)
 from bench.admission_cell import (
     BATCH,
     DEPLOYMENTS,
@@ -13,6 +24,7 @@ from bench.admission_cell import (
     TierCell,
     placement,
 )
+from bench.harness import Report
 from mesh.domain.events import InvokeRequested
 
 
@@ -80,6 +92,23 @@ def test_a_checkout_without_overload_is_compared_by_the_other_figures() -> None:
     assert ratios(ours, {"decisions_per_cpu_s": {"1": 200}}) == {"ratio": {"1": 1.5}}
     theirs = {"decisions_per_cpu_s": {"10": 100}, "decisions_per_cpu_s_overload": 25}
     assert ratios(ours, theirs) == {"ratio": {"10": 2.0}, "overload_ratio": 2.0}
+
+
+def test_each_policy_with_tiers_has_to_be_as_quick_as_polyserve() -> None:
+    """Decisions of 100 µs, but for two of 2.5 ms in a hundred, or all of 300 µs."""
+    quick, stalls, slow = (
+        Times(taken_ns=taken_ns, computed_ns=1)
+        for taken_ns in ([100_000] * 100, [100_000] * 98 + [2_500_000] * 2, [300_000] * 100)
+    )
+    for of_tiers, missed in (
+        ((quick, quick), []),
+        ((quick, stalls), ["decision_us_p99_tiers"]),
+        ((slow, quick), ["decisions_per_s_tiers"]),
+    ):
+        tiers = iter(of_tiers)
+        measured = [(of, next(tiers) if of.tiers else slow) for of in scenarios(NODES)]
+        report = Report(figures=figures(measured, slow), targets=TARGETS)
+        assert [words.split()[0] for words in report.missed()] == missed
 
 
 def test_rates_and_percentiles_are_those_of_the_times() -> None:
