@@ -65,7 +65,15 @@ def request_fields(made: Summary) -> list[tuple[str, str]]:
         ("TPOT mean", _seconds(made.tpot_s_mean)),
     ]
     pairs += [(_ended(end), _share(n, made.requests)) for end, n in made.refused]
+    pairs += [(f"class {name}", _class_words(of)) for name, of in made.by_class.items()]
     return pairs
+
+
+def _class_words(made: Summary) -> str:
+    met = f"every token {_share(made.met, made.requests)}"
+    mean = f"TTFT and mean TPOT {_share(made.met_in_the_mean, made.requests)}"
+    refused = sum(n for end, n in made.refused if end in _REFUSALS)
+    return f"{made.requests} requests; met: {met}, {mean}; refused {refused}"
 
 
 def _ended(end: str) -> str:

@@ -6,7 +6,7 @@ limit + index * TPOT. Before: outcomes and node series. After: tables, charts, J
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from mesh.domain.energy import NO_ENERGY, EnergyView
@@ -14,6 +14,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.values import dataclass
 from mesh.evaluation.series import NodeSeries, nodes_busy, nodes_in_use
+from mesh.evaluation.summary import classes_of
 from mesh.report.distribution import Distribution
 
 GROUPS_MAX = 16
@@ -86,6 +87,16 @@ def served_shares(outcomes: Sequence[Outcome]) -> ServedShares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassNumbers:
+    """What came of the requests of one SLO class: fields as in `CellNumbers`."""
+
+    requests: int
+    met: int
+    met_every_token: int
+    refused: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellNumbers:
     """Counts are of requests, unless named otherwise; means are over the workload's time."""
 
@@ -115,6 +126,8 @@ class CellNumbers:
     tpot: Distribution
     """Mean time of a token after the first, of the requests that had two."""
     by_rank: tuple[RankGroup, ...]
+    by_class: Mapping[str, ClassNumbers]
+    """Empty where requests have no SLO class."""
     served: ServedShares
     energy: EnergyView
     """What all nodes took until the end of the load's time, or of its last request."""
@@ -139,14 +152,27 @@ def cell_numbers(
         gpu_nodes_busy=_mean(busy[DeviceKind.GPU]),
         loads=sum(sum(node.loads) for node in nodes),
         cold_requests=sum(o.grace_s > 0 for o in outcomes),
-        refused=tuple(sorted(Counter(str(o.end) for o in outcomes if not o.finished).items())),
+        refused=_refused(outcomes),
         decode_tokens_per_s=tuple(_decoding(nodes, busy)),
         ttft=Distribution.of(o.ttft_s for o in outcomes),
         tpot=Distribution.of(o.tpot_s for o in outcomes),
         by_rank=by_rank(outcomes),
+        by_class={
+            name: ClassNumbers(
+                requests=len(mine),
+                met=sum(o.met_in_the_mean_without_grace for o in mine),
+                met_every_token=sum(o.met_without_grace for o in mine),
+                refused=_refused(mine),
+            )
+            for name, mine in classes_of(outcomes).items()
+        },
         served=served_shares(outcomes),
         energy=energy,
     )
+
+
+def _refused(outcomes: Sequence[Outcome]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(Counter(str(o.end) for o in outcomes if not o.finished).items()))
 
 
 def _decoding(

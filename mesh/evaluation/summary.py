@@ -4,11 +4,12 @@ Before: outcomes, of a virtual cell, a live one or a journal. After: tables, JSO
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from statistics import fmean
 
 from mesh.domain.outcome import Outcome
-from mesh.domain.values import dataclass
+from mesh.domain.values import dataclass, replace
 from mesh.report.distribution import Distribution
 
 
@@ -32,9 +33,27 @@ class Summary:
     ttft_s_p50: float | None
     ttft_s_p95: float | None
     tpot_s_mean: float | None
+    by_class: Mapping[str, "Summary"] = field(default_factory=dict)
+    """The same of each SLO class; empty where requests have none."""
+
+
+def classes_of(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """The outcomes of each SLO class, that with the least TPOT first; of requests without a class
+    none.
+    """
+    found: dict[str, list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda of: (of.slo.tpot_s, of.slo.name)):
+        if outcome.slo.name:
+            found.setdefault(outcome.slo.name, []).append(outcome)
+    return found
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
+    by_class = {name: _summary(of) for name, of in classes_of(outcomes).items()}
+    return replace(_summary(outcomes), by_class=by_class)
+
+
+def _summary(outcomes: Sequence[Outcome]) -> Summary:
     reasons = Counter(str(o.end) for o in outcomes if not o.finished)
     ttft = Distribution.of(o.ttft_s for o in outcomes)
     tpots = [o.tpot_s for o in outcomes if o.tpot_s is not None]

@@ -23,6 +23,8 @@ PIECE_ENTRIES = 128
 """So many names and values are a piece: 60 kB of a large cell, written in a fraction of 1 ms."""
 _PAIRS = frozenset({"refused", "failed", "footprints"})
 """Fields that hold (key, value) pairs."""
+_IF_ANY = frozenset({"by_class"})
+"""Fields that are left out where they are empty."""
 _AS_THEY_ARE = frozenset({NoneType, bool, int, str})
 _MAKERS: dict[type[Any], Callable[[Any], Plain]] = {}
 _NAMES: dict[type[Any], tuple[str, ...]] = {}
@@ -89,7 +91,7 @@ def plain_fields(value: object) -> dict[str, Plain]:
 
 
 def members(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass as they are, but for tables of pairs."""
+    """The fields of a dataclass as they are, but for tables of pairs and for those of _IF_ANY."""
     kind = type(value)
     if kind not in _NAMES:
         _NAMES[kind] = tuple(field.name for field in fields(kind))
@@ -97,6 +99,9 @@ def members(value: Any) -> dict[str, Any]:
     for name in _PAIRS & found.keys():
         if isinstance(found[name], tuple):
             found[name] = dict(found[name])
+    for name in _IF_ANY & found.keys():
+        if not found[name]:
+            del found[name]
     return found
 
 

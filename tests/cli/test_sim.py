@@ -47,6 +47,19 @@ def test_json_has_all_of_it_and_follows_from_the_seed(scenario: str) -> None:
     assert len(first["nodes"]) == 3
 
 
+def test_attainment_is_told_by_class_where_requests_have_classes(scenario: str) -> None:
+    mix = ("--slo-mix", "1.0:0.5,0.25:0.5")
+    told = json.loads(mesh("sim", scenario, *mix, "-o", "json").out)["requests"]
+    assert list(told["by_class"]) == ["tpot-250ms", "tpot-1000ms"]
+    for count in ("requests", "finished", "met", "met_in_the_mean"):
+        assert sum(of[count] for of in told["by_class"].values()) == told[count]
+    shown = mesh("sim", scenario, *mix).out
+    for name, of in told["by_class"].items():
+        assert re.search(rf"class {name} +{of['requests']} requests; met: every token", shown)
+    for plain in (mesh("sim", scenario), mesh("sim", scenario, "-o", "json")):
+        assert "class" not in plain.out
+
+
 TIMERS = """
 prefetch_compared_from_s = 300
 [[nodes]]

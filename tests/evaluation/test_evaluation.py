@@ -1,15 +1,17 @@
 """Tables and the plain record of an evaluation: ours beside others', with ratios."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from mesh.evaluation.cell_numbers import cell_numbers
 from mesh.evaluation.paper.evaluation import REFERENCES, Reference, ablated, ratio, reference
 from mesh.evaluation.paper.record import record
 from mesh.evaluation.paper.tables import tables
 from mesh.report.charts.page import Table
 from mesh.report.plain import plain
-from tests.evaluation.evaluated import evaluation, run
+from tests.evaluation.evaluated import NODES, SLO, evaluation, outcome, refused, run
 
 
 def row(table: Table, policy: str) -> dict[str, str]:
@@ -41,6 +43,26 @@ def test_the_figures_of_a_run_are_all_told() -> None:
     assert row(endings, "llm-mesh")["MEMORY_FULL"] == "1"
     for table in tables(evaluation(run())):
         assert all(len(each) == len(table.headers) for each in table.rows)
+
+
+def test_each_class_is_told_where_there_are_classes_and_nowhere_else() -> None:
+    quick, batch = replace(SLO, name="quick"), replace(SLO, name="batch", tpot_s=1.0)
+    # One token is late, and TTFT and mean TPOT are kept.
+    halted = replace(outcome(slo=quick), tokens_s=(11.9, 12.3, 12.35, 12.4))
+    ended = (outcome(slo=batch), replace(refused(), slo=quick), outcome(slo=quick, ttft_s=2.5))
+    numbers = cell_numbers((*ended, halted, outcome()), NODES)
+    made = evaluation(replace(run(), numbers=numbers), run(cell="3B/32"))
+    told = json.loads(json.dumps(plain(record(made))))["cells"]
+    assert "by_class" not in told["3B/32"]["llm-mesh"]
+    assert told["7B/64"]["llm-mesh"]["by_class"] == {
+        "quick": {"requests": 3, "met": 1, "met_every_token": 0, "refused": {"memory_full": 1}},
+        "batch": {"requests": 1, "met": 1, "met_every_token": 1, "refused": {}},
+    }
+    (table,) = [table for table in tables(made) if table.title == "SLO met, by class"]
+    assert table.rows == (
+        ("7B/64", "llm-mesh", "quick", "3", "1", "33.3", "0.0", "1"),
+        ("7B/64", "llm-mesh", "batch", "1", "1", "100.0", "100.0", "0"),
+    )
 
 
 def test_ablations_stand_beside_the_whole_in_the_same_cell() -> None:

@@ -41,6 +41,7 @@ def _of_run(run: EvaluatedRun) -> Record:
         "tpot_percentiles_s": [round(s, 4) for s in n.tpot.seconds],
         "started": n.ttft.count,
         "by_rank": n.by_rank,
+        **({"by_class": n.by_class} if n.by_class else {}),
         "served_share_least": round(n.served.least, 4),
         "served_share_most": round(n.served.most, 4),
         "unfair_pairs": n.served.unfair_pairs,

@@ -13,8 +13,8 @@ from mesh.report.charts.page import NONE, Table, figure
 def tables(made: Evaluation) -> tuple[Table, ...]:
     """All that have rows."""
     every = (
-        *(slo_met(made), nodes_used(made), energy(made), latencies(made), endings(made)),
-        *(checked_refusals(made), ablations(made)),
+        *(slo_met(made), slo_met_by_class(made), nodes_used(made), energy(made)),
+        *(latencies(made), endings(made), checked_refusals(made), ablations(made)),
     )
     return tuple(table for table in every if table.rows)
 
@@ -44,6 +44,26 @@ def slo_met(made: Evaluation) -> Table:
             *("REFERENCE", "RATIO"),
         ),
         rows=_rows(made, row),
+    )
+
+
+def slo_met_by_class(made: Evaluation) -> Table:
+    """The table of the runs whose requests have SLO classes."""
+    rows = tuple(
+        (
+            *(run.cell, run.policy, name, str(of.requests), str(of.met)),
+            *(_percent(of.met, of.requests), _percent(of.met_every_token, of.requests)),
+            str(sum(count for _, count in of.refused)),
+        )
+        for run in made.runs
+        for name, of in run.numbers.by_class.items()
+    )
+    return Table(
+        title="SLO met, by class",
+        note="As above, each request by the limits of its class. REFUSED: all that did not finish.",
+        headers=_headers("CLASS", "REQUESTS", "MET", "MET_%", "EVERY_TOKEN_%", "REFUSED"),
+        rows=rows,
+        words=3,
     )
 
 
