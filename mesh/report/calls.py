@@ -55,6 +55,7 @@ class CallEnd:
     at_s: float
     deployment: str
     tenant: str = ""
+    slo_class: str = ""
     end: str
     """A finish reason, or the reason of its refusal."""
     refused: bool
@@ -72,6 +73,7 @@ class CallEnd:
         return cls(
             at_s=outcome.ended_s,
             deployment=str(outcome.deployment),
+            slo_class=outcome.slo.name,
             end=str(outcome.end),
             refused=isinstance(outcome.end, RefusalReason),
             finished=outcome.finished,
@@ -231,6 +233,7 @@ class Call:
             at_s=self.ended_s,
             deployment=str(self.deployment),
             tenant=self.tenant,
+            slo_class=self.slo.name,
             end=self.end,
             refused=self.end in _REASONS,
             finished=finished,

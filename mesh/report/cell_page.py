@@ -15,6 +15,10 @@ BARS_MAX = 24
 """Deployments in a chart of bars: the first by calls."""
 DISTRIBUTIONS_MAX = 24
 MIB = 2**20
+_SERVED = (
+    *("CALLS", "FINISHED", "REFUSED", "SLO_MET_%", "MET_IN_THE_MEAN_%"),
+    *("TTFT_S_P50", "TTFT_S_P95", "TPOT_MS_P50", "TPOT_MS_P95"),
+)
 _PARTS = ("base", "weights", "kv_used", "kv_cached", "kv_idle", "in_flight")
 
 
@@ -57,6 +61,8 @@ def sections(report: CellReport, beside: CellReport | None = None) -> Iterator[S
             if one.finished
         )[:DISTRIBUTIONS_MAX],
     )
+    if any(side.by_class for side in sides):
+        yield of_table(_by_class(sides))
     yield of_table(_refused(sides))
     if any(side.loads for side in sides):
         yield of_table(_loads(sides))
@@ -73,11 +79,7 @@ def _served(sides: Sequence[CellReport]) -> Table:
         for side in sides
         if (one := _of(side, name))
     ]
-    headers = (
-        *("DEPLOYMENT", *(("RUN",) if len(sides) > 1 else ())),
-        *("CALLS", "FINISHED", "REFUSED", "SLO_MET_%", "MET_IN_THE_MEAN_%"),
-        *("TTFT_S_P50", "TTFT_S_P95", "TPOT_MS_P50", "TPOT_MS_P95"),
-    )
+    headers = ("DEPLOYMENT", *(("RUN",) if len(sides) > 1 else ()), *_SERVED)
     note = (
         "SLO_MET_%: every token in time, or late by no more than was told. MET_IN_THE_MEAN_%: TTFT "
         "and mean TPOT, as the page and /metrics count it, there of finished calls alone."
@@ -91,7 +93,18 @@ def _served(sides: Sequence[CellReport]) -> Table:
     )
 
 
+def _by_class(sides: Sequence[CellReport]) -> Table:
+    rows = [(name, side.name, *_row(one)) for side in sides for name, one in side.by_class.items()]
+    return Table(
+        title="SLO classes",
+        note="Of all deployments: each call by the limits of its class, counted as above.",
+        headers=("CLASS", "RUN", *_SERVED),
+        rows=tuple(rows),
+    )
+
+
 def _row(one: CallsReport) -> tuple[str, ...]:
+    """The cells of _SERVED."""
     return (
         *(str(one.calls), str(one.finished), str(sum(one.refused.values()))),
         *(figure(one.attainment, 1, 100), figure(one.attainment_in_the_mean, 1, 100)),

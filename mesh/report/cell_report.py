@@ -83,6 +83,8 @@ class CellReport:
     """`None` of a virtual cell."""
     span_s: float
     calls: tuple[CallsReport, ...]
+    by_class: Mapping[str, CallsReport] = field(default_factory=dict)
+    """The calls to all deployments, by their SLO class; empty where they have none."""
     loads: tuple[LoadsReport, ...] = ()
     looks: tuple[Look, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -103,8 +105,11 @@ def cell_report(
     """All times on one clock; what ended, was looked at or said before `from_s` is left out."""
     within = [end for end in ends if from_s <= end.at_s <= until_s]
     groups: dict[str, list[CallEnd]] = {}
+    classes: dict[str, list[CallEnd]] = {}
     for end in within:
         groups.setdefault(end.deployment, []).append(end)
+        if end.slo_class:
+            classes.setdefault(end.slo_class, []).append(end)
     faults = [
         Fault(at_s=at_s - from_s, subject=line.subject, text=line.text)
         for at_s, line in lines
@@ -117,6 +122,7 @@ def cell_report(
         began_unix_s=began_unix_s,
         span_s=until_s - from_s,
         calls=(_calls(ALL, within), *(_calls(one, groups[one]) for one in sorted(groups))),
+        by_class={one: _calls(ALL, classes[one]) for one in sorted(classes)},
         loads=_loads([load for load in loads if (load.ended_s or -1.0) >= from_s]),
         looks=tuple(Look(at_s=at_s - from_s, gauges=seen) for at_s, seen in shown[::step]),
         faults=tuple(faults[-FAULTS_MAX:]),

@@ -326,6 +326,22 @@ def test_a_run_that_breaks_a_rule_fails_with_the_command_that_shows_it_again(
     assert mesh("sim", scenario).code == 0
 
 
+def test_a_page_has_the_classes_of_a_run_that_has_some(scenario: str, tmp_path: Path) -> None:
+    page, kept = tmp_path / "a.html", tmp_path / "a.json"
+    asked = ("sim", scenario, "--slo-mix", "0.25:0.5,1.0:0.5", "--html", str(page), "-o", "json")
+    kept.write_text(mesh(*asked).out)
+    made = json.loads(kept.read_text())
+    for name, of in made["requests"]["by_class"].items():
+        told = made["report"]["by_class"][name]
+        assert (told["calls"], told["met"]) == (of["requests"], of["met"])
+    assert "SLO classes" in page.read_text()
+    without = mesh("sim", scenario, "--html", str(page), "-o", "json").out
+    assert "by_class" not in without
+    assert "SLO classes" not in page.read_text()
+    mesh("sim", scenario, "--html", str(page), "--beside", str(kept))
+    assert "tpot-1000ms" in page.read_text(), "the other run has classes"
+
+
 def test_a_page_has_the_numbers_of_the_run_and_stands_beside_another(
     scenario: str, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[CallBook, tuple[Outco
     """A run in which some requests are refused: its book, what its callers saw, and its end."""
     folder: Path = tmp_path_factory.mktemp("run")
     read = scenario(folder, SMALL.replace("requests_per_s = 2.0", "requests_per_s = 40.0"))
+    read = replace(read, slo_mix="0.25:0.5,1.0:0.5")
     made = plan(read)
     specs = {one.spec.name: one.spec for one in made.start().deployments}
     book = CallBook(specs.get)
@@ -62,6 +63,7 @@ def test_the_ends_are_those_that_the_callers_saw(
             found.output_tokens,
         )
         assert (told.met, told.met_in_the_mean) == (found.met, found.met_in_the_mean)
+        assert told.slo_class == found.slo_class != ""
         assert told.ttft_s == pytest.approx(found.ttft_s, abs=1e-3)
         assert told.tpot_s == pytest.approx(found.tpot_s, abs=1e-3)
 
