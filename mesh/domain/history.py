@@ -105,7 +105,11 @@ class OutputHistory:
 
     def mean_of(self, slo_class: str) -> float:
         """The mean length of the answers of a class; of all, before one of it has ended."""
-        return next((mean for name, mean, _ in self.classes if name == slo_class), self.mean_tokens)
+        # Policies ask for each server that they look at: a generator takes twice as long as a loop.
+        for name, mean, _ in self.classes:
+            if name == slo_class:
+                return mean
+        return self.mean_tokens
 
     def after(self, output_tokens: int, slo_class: str = "") -> "OutputHistory":
         """One more request has ended with so many tokens."""
