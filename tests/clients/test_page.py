@@ -707,7 +707,8 @@ def test_overload_is_refused_where_it_was_asked(page: Any, cell: Cell, refused: 
             answer.get_by_role("alert").get_by_text("hint: ").wait_for()
             assert page.get_by_label("Prompt", exact=True).input_value(), "it can be sent again"
             show(page, "#/cell")
-            page.locator(".totals .small", has_text=re.compile(r"[a-z_]+\s[1-9]")).wait_for()
+            reasons = re.compile(r"^refused, by reason[a-z_]+\s[1-9]")
+            page.locator(".totals > div", has_text=reasons).wait_for()
         finally:
             enough.set()
         for each in calls:
