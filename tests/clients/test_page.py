@@ -767,7 +767,7 @@ def test_the_report_of_a_replay_says_what_the_command_line_says(
 
 
 def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Cell) -> None:
-    """At rest, and while a request runs."""
+    """At rest, while a request runs, and of calls of which one is late."""
     page.locator(".chart canvas").first.wait_for()
     page.locator(".card").get_by_role("link", name=re.compile("^chat-[0-9]")).wait_for()
     assert page.locator(".card .bar span").first.inner_text() == "B"
@@ -780,9 +780,19 @@ def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Ce
             none_differ(page, lambda: of_cell(page, cell))
             assert totals(page)["requests running"] == "1"
         wait_for_none(page, client)
-    show(page, "#/deployments/chat")
-    page.get_by_role("heading", name="Manifest").wait_for()
-    none_differ(page, lambda: of_deployment(page, cell))
+        judged = replace(spec_of(cell, "judged", replicas_min=1), slo=Slo(ttft_s=2.0, tpot_s=5.0))
+        client.deploy(judged)
+        wait_for(client, judged.name, Goal.READY, READY_S_MAX)
+        for _ in range(3):
+            tokens_of(client, asked(4, "judged"))
+        os.killpg(cell.node_pid, signal.SIGSTOP)
+        threading.Timer(3.0, os.killpg, (cell.node_pid, signal.SIGCONT)).start()
+        tokens_of(client, asked(4, "judged"))
+        show(page, "#/deployments/judged")
+        page.get_by_role("heading", name="Manifest").wait_for()
+        none_differ(page, lambda: of_deployment(page, cell))
+        assert totals(page)["SLO met, 5 min"] == "75 %"
+        client.delete(judged.name)
 
 
 def none_differ(page: Any, look: Callable[[], Mapping[str, set[str]]]) -> None:
@@ -842,16 +852,23 @@ def of_memory(page: Any, cell: Cell) -> dict[str, set[str]]:
 
 
 def of_deployment(page: Any, cell: Cell) -> dict[str, set[str]]:
-    shown, chat = totals(page), json.loads(terminal(cell, "get", "chat", "-o", "json"))
-    ends = [
-        int(
-            measured(
-                page, cell, "vllm:request_success_total", model_name="chat", finished_reason=end
-            )
-        )
-        for end in ("stop", "length")
-    ]
-    return {"served": {shown["served"], str(chat["served"]), str(sum(ends))}}
+    """The same of the calls of one deployment, of which none was cancelled or refused."""
+    shown = {name.split(",")[0]: said for name, said in totals(page).items()}
+    served = json.loads(terminal(cell, "get", "judged", "-o", "json"))["served"]
+    report = json.loads(terminal(cell, "report", "--since", "5m", "-o", "json"))
+    (told,) = (one for one in report["calls"] if one["deployment"] == "judged")
+    ended, met = (
+        int(measured(page, cell, name, model_name="judged"))
+        for name in ("vllm:request_success_total", "mesh_requests_met_slo_total")
+    )
+    shares = told["attainment_in_the_mean"], met / ended
+    ttft, tpot = ([told[of][p] for p in (50, 95)] for of in ("ttft_s", "tpot_s"))
+    return {
+        "served": {shown["served"], str(served), str(ended)},
+        "SLO met": {shown["SLO met"], *(f"{round(100 * share, 1):g} %" for share in shares)},
+        "TTFT": {shown["TTFT p50 / p95"], " / ".join(f"{s:.2f} s" for s in ttft)},
+        "TPOT": {shown["TPOT p50 / p95"], " / ".join(f"{round(1e3 * s, 1):g} ms" for s in tpot)},
+    }
 
 
 def mib(size_bytes: float) -> str:
