@@ -38,18 +38,19 @@ from mesh.domain.access import NOBODY, Role, TenantLimits, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import Cancelled, MeshError, Refused, Unauthenticated
 from mesh.domain.events import NodeDisconnected
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Task, WeightPrecision
 from mesh.domain.recent import CellGauges
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadTier
 from mesh.domain.text import ToolFormat
 from mesh.domain.views import CellLine
 from mesh.http.feed import VIEWERS_MAX
-from mesh.report.calls import TEXT_CHARS_MAX, CallEnd
+from mesh.report.calls import TEXT_CHARS_MAX, CallEnd, Load
 from mesh.report.cell_page import page as page_of
-from mesh.report.cell_report import cell_report
+from mesh.report.cell_report import FAULTS_MAX, cell_report
 from mesh.runtime.journal import open_journal
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import arrivals, plan
@@ -1492,7 +1493,7 @@ def test_tenants_do_not_see_each_other_and_an_operator_sees_a_killed_node(
             looked_at(page, "lost-node", pictures)
 
 
-def hour_of(deployments: int, path: Path) -> list[str]:
+def hour_of(deployments: int, faults: int, path: Path) -> list[str]:
     """Write the report of an hour, beside the one before. The names of its deployments."""
     names = [f"deployment-with-a-long-name-{n}" for n in range(deployments)]
     ends = [
@@ -1511,22 +1512,35 @@ def hour_of(deployments: int, path: Path) -> list[str]:
         )
         for n in range(20_000)
     ]
-    fault = CellLine(kind="node", subject="n1", text=MARKUP + 300 * " word", fault=True)
-    looks = [(15.0 * n, CellGauges(nodes_ready=4, nodes_used=n % 4)) for n in range(240)]
+    one, first = InstanceId("i"), DeploymentName(names[0])
+    loads = [
+        Load(instance_id=one, deployment=first, node_id=None, begun_s=0.0, ended_s=2.0, tier=tier)
+        for tier in (*LoadTier, "")
+    ]
+    text = (MARKUP + TEXT_CHARS_MAX * " word")[:TEXT_CHARS_MAX]
+    lines = faults * [(9.0, CellLine(kind="node", subject="n1", text=text, fault=True))]
+    parts = [name for name in CellGauges.__dataclass_fields__ if name.endswith("_bytes")]
+    looks = [
+        (15.0 * n, CellGauges(nodes_ready=4, nodes_used=n % 4, **dict.fromkeys(parts, n << 20)))
+        for n in range(240)
+    ]
     whole = cell_report(
-        "An hour", ends, from_s=0.0, until_s=3600.0, looks=looks, lines=[(9.0, fault)]
+        "An hour", ends, from_s=0.0, until_s=3600.0, loads=loads, looks=looks, lines=lines
     )
     path.write_text(page_of(whole, replace(whole, name="the hour before")), encoding="utf-8")
     return names
 
 
 def test_a_report_of_an_hour_is_small_whole_and_printed_without_a_cut_table(
-    browser: Any, tmp_path: Path, pictures: Path
+    browser: Any, tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few, path = tmp_path / "few.html", tmp_path / "report.html"
-    hour_of(4, few)
-    names = hour_of(128, path)
-    assert path.stat().st_size <= 2_000_000
+    hour_of(4, 1, few)
+    names = hour_of(128, FAULTS_MAX + 1, path)
+    report_bytes = path.stat().st_size
+    with capsys.disabled():
+        sys.stdout.write(f"\n{report_bytes=}\n")
+    assert report_bytes <= 2_000_000
     context = browser.new_context(viewport={"width": 720, "height": 1000}, offline=True)
     shown = context.new_page()
     said: list[str] = []
@@ -1536,7 +1550,8 @@ def test_a_report_of_an_hour_is_small_whole_and_printed_without_a_cut_table(
     shown.goto(few.as_uri())
     looked_at(shown, "report", pictures)  # axe-core takes minutes where there are 128
     shown.goto(path.as_uri())
-    assert shown.get_by_text(names[-1]).count()
+    for what in (names[-1], "Loads by tier", "Memory, An hour", "earlier ones are left out"):
+        assert shown.get_by_text(what).count(), what
     shown.emulate_media(media="print")
     cut = shown.evaluate(
         """[...document.querySelectorAll("table")].filter(
