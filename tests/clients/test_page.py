@@ -279,11 +279,10 @@ def test_a_deployment_appears_and_goes_without_a_reload(page: Any, cell: Cell) -
     page.get_by_role("link", name="brief", exact=True).wait_for(timeout=2_000)
     with MeshClient(cell.address) as client:
         page.get_by_role("link", name="brief", exact=True).click()
-        page.get_by_role("button", name="delete …").click()
-        page.get_by_role("button", name="keep it").click()
-        assert len(client.list()) == 3, "once is not enough"
-        page.get_by_role("button", name="delete …").click()
-        page.get_by_role("button", name="delete it").click()
+        for sure in ("keep it", "delete it"):
+            tab_to(page, page.get_by_role("button", name="delete …"), press="Enter")
+            tab_to(page, page.get_by_role("button", name=sure), press="Enter")
+            assert len(client.list()) == 3 or sure == "delete it", "once is not enough"
         page.get_by_text("There is no deployment of this name.").wait_for()
         assert len(client.list()) == 2
 
@@ -323,12 +322,14 @@ def never_ends(route: Any) -> None:
     route.continue_(post_data={**route.request.post_data_json, "ignore_eos": True})
 
 
-def tab_to(page: Any, wanted: Any) -> None:
+def tab_to(page: Any, wanted: Any, press: str = "") -> None:
     """By the key that leads from each control to the next, until it is seen to be on this one."""
     for _ in range(TABS_MAX):
         page.keyboard.press("Tab")
         if wanted.evaluate("one => one.matches(':focus-visible')"):
             assert wanted.evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
+            if press:
+                page.keyboard.press(press)
             return
     raise AssertionError(f"{TABS_MAX} times Tab do not lead to {wanted}")
 
@@ -341,11 +342,9 @@ def test_the_playground_is_used_by_keys_streams_stops_and_measures(page: Any, ce
     stop = page.get_by_role("button", name="stop", exact=True)
     most = page.get_by_label("at most so many tokens")
     tab_to(page, page.get_by_role("link", name="Skip to the view"))
-    tab_to(page, page.get_by_role("link", name="Playground"))
-    page.keyboard.press("Enter")
+    tab_to(page, page.get_by_role("link", name="Playground"), press="Enter")
     page.get_by_role("heading", name="Playground").wait_for()
-    tab_to(page, page.get_by_text("System prompt, sampling"))
-    page.keyboard.press("Enter")
+    tab_to(page, page.get_by_text("System prompt, sampling"), press="Enter")
     tab_to(page, most)
     page.keyboard.type("8")
     tab_to(page, prompt)
@@ -360,8 +359,7 @@ def test_the_playground_is_used_by_keys_streams_stops_and_measures(page: Any, ce
     prompt.fill("Count from one to a thousand.")
     page.keyboard.press("Control+Enter")
     answer.get_by_text("; answering").wait_for()
-    tab_to(page, stop)
-    page.keyboard.press("Enter")
+    tab_to(page, stop, press="Enter")
     answer.get_by_text("; stopped").wait_for()
     playwright.expect(prompt).to_have_value("")
     show(page, "#/try?a=chat&b=chat")
@@ -527,7 +525,7 @@ def test_a_request_is_seen_told_whole_and_cancelled(
         page.get_by_text("to chat-").first.wait_for()
         page.locator("svg.tokens circle").nth(3).wait_for()
         page.go_back()
-        page.get_by_role("button", name="cancel").first.click()
+        tab_to(page, page.get_by_role("button", name="cancel").first, press="Enter")
         page.get_by_text("was cancelled").first.wait_for()
         assert isinstance(running.exception(), Cancelled)
     page.get_by_role("region", name="Ended requests").get_by_text("cancelled").first.wait_for()
@@ -582,18 +580,25 @@ def test_an_embedding_has_no_tokens_and_no_tpot_and_a_button_measures_its_model(
             client.delete(DeploymentName("vectors"))
 
 
-def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: Cell) -> None:
-    show(page, "#/logs?search=brief-log")
+def test_lines_are_filtered_searched_and_paused_by_keys_and_shown_as_text(
+    page: Any, cell: Cell
+) -> None:
+    show(page, "#/logs")
+    tab_to(page, page.get_by_label("search"))
+    page.keyboard.type("brief-log")
     with MeshClient(cell.address) as client:
         client.deploy(spec_of(cell, "brief-log"))
         page.get_by_text("deploy file://").first.wait_for()
-        page.get_by_label("kind").select_option("node")
+        tab_to(page, page.get_by_label("kind"))
+        page.keyboard.type("node")
         page.get_by_text("No line fits.").wait_for()
-        page.get_by_label("kind").select_option("deployment")
-        page.get_by_role("button", name="pause").click()
+        for key in ("Home", "ArrowDown"):
+            page.keyboard.press(key)
+        playwright.expect(page.get_by_label("kind")).to_have_value("deployment")
+        tab_to(page, page.get_by_role("button", name="pause"), press="Enter")
         client.delete(DeploymentName("brief-log"))
         page.get_by_text(re.compile("paused; [1-9][0-9]* newer")).wait_for()
-        page.get_by_role("button", name="go on").click()
+        tab_to(page, page.get_by_role("button", name="go on"), press="Enter")
         page.locator(".log").get_by_text("delete").first.wait_for()
         with pytest.raises(MeshError):
             client.deploy(replace(spec_of(cell, "brief-log"), source=MARKUP))
@@ -1216,8 +1221,7 @@ def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
     assert page.locator("th[aria-sort=descending]").inner_text().startswith("served")
     page.reload()
     page.locator("th[aria-sort=descending]").wait_for()
-    tab_to(page, page.get_by_role("link", name="chat-too", exact=True))
-    page.keyboard.press("Enter")
+    tab_to(page, page.get_by_role("link", name="chat-too", exact=True), press="Enter")
     page.get_by_role("heading", name="chat-too").wait_for()
     page.go_back()
     page.get_by_role("heading", name="Deployments").wait_for()
