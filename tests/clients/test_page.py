@@ -85,6 +85,8 @@ REFUSABLE = re.compile("/api/v1/|/v1/chat/completions")
 TAG = "<img src=x onerror=alert(1)>"
 MARKUP = f"{TAG} \u202egnp\x1b[31m"
 LONG = 1 << 20
+COLOURED = """() => [...document.querySelectorAll("[class]")].flatMap(one => [...one.classList]
+  .filter(name => /^(is|part|span)-|^late$/.test(name)).map(name => [name, one.textContent]))"""
 SCHEMES = ("light", "dark")
 NARROW, WIDE, WIDEST = 360, 1280, 2560
 VIEWS = {
@@ -251,7 +253,13 @@ def fits(page: Any, name: str, width: int) -> None:
 
 
 def looked_at(page: Any, name: str, pictures: Path) -> None:
-    """The view as it is now, in each scheme, in a narrow and a wide window."""
+    """The view as it is now, in each scheme, in a narrow and a wide window. Each colour of a state
+    or a part has a word or letter of its own.
+    """
+    coloured = set(map(tuple, page.evaluate(COLOURED)))
+    for each in zip(*coloured, strict=True):
+        assert all(each), coloured
+        assert len(set(each)) == len(coloured), coloured
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme)
         for width in (NARROW, WIDE):
