@@ -46,8 +46,8 @@ class Page extends Component {
       return html`<${SignIn} onDone=${() => { live.error = null; follow(); this.forceUpdate(); }} />`;
     }
     if (live.error) return html`<${Refused} error=${live.error} />`;
-    if (!live.state) return html`<${Notice}>Loading …<//>`;
-    if (session.journal && !isThere(view)) return html`<${Notice}>A journal has no such view. <a href=${address("cell")}>The cell</a><//>`;
+    if (!live.state) return html`<h1>Loading …</h1>`;
+    if (session.journal && !isThere(view)) return html`<h1>Not shown</h1><${Notice}>A journal has no such view. <a href=${address("cell")}>The cell</a><//>`;
     if (view === "deployments" && name) return html`<${Later} name="Deployment" given=${{ state: live.state, lines: live.lines, name }} />`;
     if (view === "deployments") return html`<${Later} name="Deployments" given=${{ state: live.state, asked }} />`;
     if (view === "requests" && name) return html`<${Later} name="OneRequest" given=${{ key: name, name, state: live.state }} />`;
@@ -59,7 +59,7 @@ class Page extends Component {
     if (view === "deploy") return html`<${Later} name="Deploy" given=${{ asked }} />`;
     if (view === "try") return html`<${Later} name="Playground" given=${{ state: live.state, asked }} />`;
     if (view === "cell") return html`<${Later} name="Cell" given=${{ state: live.state, samples: live.samples }} />`;
-    return html`<${Notice}>There is no view of this name. <a href=${address("cell")}>The cell</a><//>`;
+    return html`<h1>Not shown</h1><${Notice}>There is no view of this name. <a href=${address("cell")}>The cell</a><//>`;
   }
 }
 
@@ -86,8 +86,8 @@ class Later extends Component {
 
   render({ name, given }, { missing }) {
     if (found[name]) return html`<${found[name]} ...${given} />`;
-    if (missing === name) return html`<${Notice} bad>This view did not come. <button onClick=${() => location.reload()}>Load the page again</button><//>`;
-    return html`<${Notice}>Loading …<//>`;
+    if (missing === name) return html`<h1>Not shown</h1><${Notice} bad>This view did not come. <button onClick=${() => location.reload()}>Load the page again</button><//>`;
+    return html`<h1>Loading …</h1>`;
   }
 }
 

@@ -100,6 +100,7 @@ VIEWS = {
     "usage": "#/usage?by=both",
     "deploy": "#/deploy?from=chat",
     "playground": "#/try?a=chat&b=chat-too",
+    "no-view": "#/nowhere",
 }
 
 
@@ -1078,7 +1079,9 @@ def test_hidden_tabs_leave_room_for_others_and_go_on_where_they_were(page: Any, 
     assert [one.headers.get("last-event-id") for one in asked if "/events" in one.url][-1]
 
 
-def test_more_windows_than_a_browser_opens_connections_are_all_told(page: Any, cell: Cell) -> None:
+def test_more_windows_than_a_browser_opens_connections_are_all_told(
+    page: Any, cell: Cell, pictures: Path
+) -> None:
     others = [page.context.new_page() for _ in range(6)]
     for number, other in enumerate(others):
         other.goto(cell.url, wait_until="commit")
@@ -1087,6 +1090,7 @@ def test_more_windows_than_a_browser_opens_connections_are_all_told(page: Any, c
             used.evaluate("dispatchEvent(new Event('focus'))")
     said = "windows of this page are open in this browser"
     page.get_by_text(said).wait_for()
+    looked_at(page, "crowded", pictures)
     with MeshClient(cell.address) as client:
         (node,) = client.nodes()
         for undo in (False, True):
@@ -1155,7 +1159,9 @@ def test_an_event_that_cannot_be_taken_is_made_good_by_the_whole(page: Any, cell
     assert [one.headers.get("last-event-id", "") for one in asked] == ["", ""]
 
 
-def test_a_viewer_that_was_dropped_is_told_so_until_it_goes_on(page: Any, cell: Cell) -> None:
+def test_a_viewer_that_was_dropped_is_told_so_until_it_goes_on(
+    page: Any, cell: Cell, pictures: Path
+) -> None:
     """As one that reads too slowly is: it had the whole, and what comes next is kept for it."""
     with closing(requests.get(f"{cell.url}api/v1/events", stream=True, timeout=20)) as other:
         pieces, whole = other.iter_content(None), b""
@@ -1164,9 +1170,11 @@ def test_a_viewer_that_was_dropped_is_told_so_until_it_goes_on(page: Any, cell: 
         whole, _, _ = whole.partition(b"\n\n")
         end = b'\n\nevent: end\ndata: {"why": "it reads too slowly"}\n\n'
         told = {"body": whole + end, "content_type": "text/event-stream"}
-        page.route("**/api/v1/events", lambda route: route.fulfill(**told), times=1)
+        page.route("**/api/v1/events", lambda route: route.fulfill(**told))
         page.reload()
         page.get_by_text("Nothing more was told: it reads too slowly").wait_for()
+        looked_at(page, "dropped", pictures)
+        page.unroute("**/api/v1/events")
         page.get_by_text("Nothing more was told").wait_for(state="detached")
         assert page.get_by_text("Shown anew").count() == 0, "it went on where it was"
 
@@ -1236,10 +1244,24 @@ def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
     assert page.get_by_label("Filter by name, state or source").input_value() == "chat"
 
 
+@pytest.mark.parametrize("held", ["session", "events", "logs.js"])
+def test_what_is_still_loading_is_said(page: Any, cell: Cell, pictures: Path, held: str) -> None:
+    """Before it is known who views, before the cell is, and before the view has come."""
+    waiting: list[Any] = []
+    show(page, "#/logs")
+    page.get_by_role("heading", name="Logs").wait_for()
+    page.route(f"**/{held}", lambda route: waiting.append(route), times=1)
+    page.reload(wait_until="commit")
+    page.get_by_role("heading", name="Loading …").wait_for()
+    looked_at(page, f"loading-{held}", pictures)
+    waiting[0].continue_()
+    page.get_by_role("heading", name="Logs").wait_for()
+
+
 def test_each_view_fits_its_window(page: Any, cell: Cell, pictures: Path) -> None:
     for name, view in VIEWS.items():
         show(page, view)
-        page.get_by_role("heading").first.wait_for()
+        page.get_by_role("heading").filter(has_not_text="Loading").first.wait_for()
         if name == "playground":
             play(page, "a=chat&b=chat-too", 16)
             page.get_by_text("System prompt, sampling").click()
@@ -1342,7 +1364,6 @@ def test_a_broken_journal_of_hostile_names_is_shown_as_text_until_there(
         where.get_by_role("alert").get_by_text(
             f"journal:{len(lines) + 1} is no decision"
         ).wait_for()
-        looked_at(page, "journal", pictures)
         for view, of in (
             ("cell", ".card"),
             ("deployments", "tbody"),
@@ -1353,6 +1374,7 @@ def test_a_broken_journal_of_hostile_names_is_shown_as_text_until_there(
             show(page, f"#/{view}")
             page.locator(f"main {of}").first.wait_for()
             assert view == "charts" or TAG in page.locator("main").inner_text()
+            looked_at(page, f"journal-{view}", pictures)
         page.get_by_text("all of its").first.click()
         whole = page.locator(".log details").first.inner_text()
         assert TEXT_CHARS_MAX < len(whole) < LONG, "it was cut where it entered the log"
@@ -1592,3 +1614,4 @@ def test_the_page_comes_back_by_itself_after_the_controller_was_killed(
         with running_cell(plan, stopping):
             page.get_by_text("controller silent").wait_for(state="detached")
             page.get_by_text("Shown anew").wait_for()
+            looked_at(page, "anew", pictures)
