@@ -19,6 +19,8 @@ WRITE_S_MAX = 20.0
 Check = Callable[[Request], object]
 """Raises Unauthenticated or Forbidden for who may not view any more."""
 LAST_ID = "last-event-id"
+VIEW_FIRST = "first-view"
+"""A preference (RFC 7240): what the page's first view begins with is told before the whole."""
 
 
 class InPieces(Endpoint):
@@ -55,7 +57,9 @@ class CellEvents(Endpoint):
             await exchange.end()
             return
         with exchange.watched(lambda _: None):
-            async with aclosing(self._feed.events(caller(), last_id)) as events:
+            view_first = request.headers.get("prefer") == VIEW_FIRST
+            viewed = self._feed.events(caller(), last_id, view_first=view_first)
+            async with aclosing(viewed) as events:
                 try:
                     async for blocks in events:
                         self._check(request)
