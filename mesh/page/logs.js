@@ -29,7 +29,10 @@ export function Logs({ state, lines: all, asked }) {
       : html`<p class="dim">${all.length ? "No line fits." : `Nothing has happened${session.role === "tenant" ? " to your deployments" : ""} of late.`}</p>`}`;
 }
 
-const newer = (held, lines) => lines.length - 1 - lines.findLastIndex((one) => one.line_id === held.at(-1)?.line_id);
+function newer(held, lines) {
+  const last = lines.findLastIndex((one) => one.line_id === held.at(-1)?.line_id);
+  return `${held.length && last < 0 ? "at least " : ""}${lines.length - 1 - last}`;
+}
 
 const written = (line) => `${clock(line.time_unix_s)} ${line.kind} ${line.subject} ${line.text}`;
 

@@ -115,6 +115,8 @@ const stop = onChange(() => {
   stop();
   setTimeout(async () => {
     uPlotCame();
-    for (const name of Object.keys(LATER)) await bring(name).catch(() => {}); // one by one: no frame and no token waits for all of them
+    for (const name of Object.keys(LATER)) { // one by one: no frame and no token waits for all of them, and none for one that stalls
+      await Promise.race([bring(name).catch(() => {}), new Promise((go) => { setTimeout(go, LATER_MS); })]);
+    }
   }, LATER_MS);
 });
