@@ -39,11 +39,11 @@ _VERBOSE = Option(flag="--verbose", kind=bool, help="Log at level DEBUG.")
 
 SWITCH_S = 0.0005
 """How long a thread may keep the event loop's from going on."""
-YOUNG_OBJECTS = 350
+YOUNG_OBJECTS = 150
 """New objects are looked at whenever there are so many: a fraction of a millisecond."""
 YOUNG_COLLECTIONS = 1
 """What is left of them is looked at again after more than so many such collections."""
-WHOLE_COLLECTIONS = 5_000
+WHOLE_COLLECTIONS = 10_000
 """One in so many of those is of all objects."""
 
 
