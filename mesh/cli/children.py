@@ -86,8 +86,11 @@ def start(
 @contextmanager
 def bound(cpus: frozenset[int] | None) -> Iterator[None]:
     """What this thread starts meanwhile may run on these logical CPUs alone, as under `taskset`."""
+    if cpus is None:
+        yield
+        return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus or before)
+    os.sched_setaffinity(0, cpus)
     try:
         yield
     finally:
