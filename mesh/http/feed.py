@@ -21,7 +21,7 @@ from mesh.domain.errors import Unavailable
 from mesh.domain.recent import CellSample
 from mesh.domain.values import dataclass
 from mesh.domain.views import CellEvent, CellLine
-from mesh.report.cell_state import CellPicture, State, cell_state, change, first_view
+from mesh.report.cell_state import CellPicture, State, cell_state, change
 from mesh.report.plain import json_pieces, members, plain_json
 from mesh.runtime.turns import Steps, in_turns, let_go, others_first
 from mesh.wire.mailbox import Mailbox
@@ -155,15 +155,12 @@ class Feed:
         if key in self._audiences or len(self._audiences) >= VIEWERS_MAX or self._closed:
             return
         audience = self._begin_audience(key)
-        audience.looking = asyncio.create_task(self._look_first(key, audience))
+        audience.looking = asyncio.create_task(self._prepare(key, audience))
         asyncio.get_running_loop().call_later(EXPECTED_S, self._drop, key, audience)
 
-    async def events(
-        self, asks: Caller, last_id: str, *, view_first: bool = False
-    ) -> AsyncGenerator[list[bytes], None]:
+    async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[list[bytes], None]:
         """The events after the one of `last_id`; where that is not possible, the whole state, which
-        says so, in pieces: with `view_first` after what the page's first view begins with. Raises
-        Unavailable when too many view already.
+        says so, in pieces. Raises Unavailable when too many view already.
         """
         key, viewer = _audience_of(asks), _Viewer()
         audience = self._audiences.get(key)
@@ -175,10 +172,6 @@ class Feed:
             if not audience.state:
                 await self._look_first(key, audience)
             self._begin()
-            if view_first and not last_id:
-                begins, samples = first_view(audience.state), audience.samples[-1:]
-                told = b"".join(await in_turns(_whole(begins, samples)))
-                yield [b"event: first\ndata: {%b\n\n" % told]
             blocks = audience.since(last_id)
             if blocks is None:
                 # What is told from here on comes after this state.
@@ -233,6 +226,10 @@ class Feed:
             del self._audiences[key]
         if not self._audiences:
             self._rest()
+
+    async def _prepare(self, key: Caller, audience: _Audience) -> None:
+        await self._look_first(key, audience)
+        await self._whole(audience, "")
 
     async def _look_first(self, key: Caller, audience: _Audience) -> None:
         async with self._refreshing:

@@ -19,8 +19,6 @@ WRITE_S_MAX = 20.0
 Check = Callable[[Request], object]
 """Raises Unauthenticated or Forbidden for who may not view any more."""
 LAST_ID = "last-event-id"
-VIEW_FIRST = "first-view"
-"""A preference (RFC 7240): what the page's first view begins with is told before the whole."""
 
 
 class InPieces(Endpoint):
@@ -57,9 +55,7 @@ class CellEvents(Endpoint):
             await exchange.end()
             return
         with exchange.watched(lambda _: None):
-            view_first = request.headers.get("prefer") == VIEW_FIRST
-            viewed = self._feed.events(caller(), last_id, view_first=view_first)
-            async with aclosing(viewed) as events:
+            async with aclosing(self._feed.events(caller(), last_id)) as events:
                 try:
                     async for blocks in events:
                         self._check(request)

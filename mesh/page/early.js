@@ -2,4 +2,4 @@
 
 const early = { session: fetch("api/v1/session").then((answer) => (answer.ok ? answer.json() : null), () => null) };
 early.events = early.session.then((session) => (
-  session && (session.role || !session.wants_keys) && !document.hidden ? fetch("api/v1/events", { headers: { prefer: "first-view" } }).catch(() => null) : null));
+  session && (session.role || !session.wants_keys) && !document.hidden ? fetch("api/v1/events").catch(() => null) : null));

@@ -16,7 +16,6 @@ export const LOOK_S = 5;
 const STAY_MS = 100; // of a look, after its first event: a window that is opened needs connections for its files
 
 export const live = {
-  first: null, // what the view Cell begins with, until all of the state has come
   state: null, // as of /api/v1/cell; null before the first answer
   samples: {}, // columns by name, the oldest first
   lines: [], // { line_id, time_unix_s, kind, subject, text, deployment }, the oldest first
@@ -81,11 +80,10 @@ export function merged(target, patch) {
 }
 
 const TAKES = {
-  first: ({ samples, ...first }) => Object.assign(live, { first, samples }),
   cell: ({ why, samples, ...state }) => {
     placed(state.instances);
     const lines = why && left && !session.journal ? live.lines : []; // over a journal one may have gone back
-    Object.assign(live, { first: null, state, samples, lines, note: why && !left && `Shown anew: ${why}` });
+    Object.assign(live, { state, samples, lines, note: why && !left && `Shown anew: ${why}` });
   },
   change: ({ patch, samples }) => {
     placed(patch.instances);
@@ -126,14 +124,14 @@ export async function follow() {
         lastId = ""; // after an event that cannot be taken, the whole is wanted
         take(name, JSON.parse(data));
         lastId = last;
-        if (waits() && name !== "first") stays ??= setTimeout(() => leaving.abort(), STAY_MS);
+        if (waits()) stays ??= setTimeout(() => leaving.abort(), STAY_MS);
       }
     } catch (error) {
       live.error = error.status ? error : null; // where nobody answers, the silence says so
       draw();
       if (error.status === 401) { // another may sign in, who may see other things
         lastId = "";
-        Object.assign(live, { first: null, state: null, lines: [] });
+        Object.assign(live, { state: null, lines: [] });
         return;
       }
     } finally {

@@ -46,7 +46,6 @@ class Page extends Component {
       return html`<${SignIn} onDone=${() => { live.error = null; follow(); this.forceUpdate(); }} />`;
     }
     if (live.error) return html`<${Refused} error=${live.error} />`;
-    if (view === "cell" && live.first) return html`<${Later} name="Cell" given=${{ state: live.first, samples: live.samples }} />`;
     if (!live.state) return html`<h1>Loading …</h1>`;
     if (session.journal && !isThere(view)) return html`<h1>Not shown</h1><${Notice}>A journal has no such view. <a href=${address("cell")}>The cell</a><//>`;
     if (view === "deployments" && name) return html`<${Later} name="Deployment" given=${{ state: live.state, lines: live.lines, name }} />`;

@@ -7,7 +7,6 @@ new: an RFC 7396 merge patch. Pure: pictures in, values for the encoder out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from itertools import islice
 from typing import Any
 
 from mesh.domain.ids import DeploymentName
@@ -19,8 +18,6 @@ from mesh.report.memory_parts import free_bytes, parts
 from mesh.report.plain import Plain, members, plain_fields
 from mesh.runtime.turns import Steps
 
-FIRST_NODES = 4
-"""As many cards as a window shows at first."""
 State = dict[str, Any]
 """Its leaves are plain, or values of the domain without tables of pairs."""
 
@@ -81,14 +78,6 @@ def cell_state(picture: CellPicture) -> Steps[State]:
         "deployments": deployments,
         "instances": dict(sorted(instances.items())),
     }
-
-
-def first_view(state: State) -> State:
-    """What the page's first view begins with: the first nodes, and of deployments how many wait."""
-    nodes = dict(islice(state["nodes"].items(), FIRST_NODES))
-    deployments = {n: {"queued": d["queued"]} for n, d in state["deployments"].items()}
-    instances = {i: one for i, one in state["instances"].items() if str(one.node_id) in nodes}
-    return {**state, "nodes": nodes, "deployments": deployments, "instances": instances}
 
 
 def change(before: State, after: State, depth: int = 1) -> Steps[State]:

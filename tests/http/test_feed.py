@@ -20,7 +20,6 @@ from mesh.controller.recent import Recent
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.errors import Unavailable
-from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.profile import Stalls
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.recent import CellSample
@@ -37,7 +36,7 @@ from mesh.http.server import HttpServer
 from mesh.http.sessions import Sessions
 from mesh.report import plain
 from mesh.report.cell_report import CellReport
-from mesh.report.cell_state import FIRST_NODES, CellPicture, cell_state, change
+from mesh.report.cell_state import CellPicture, cell_state, change
 from mesh.report.plain import json_pieces, plain_fields, plain_json
 from mesh.runtime import turns
 from mesh.runtime.turns import Steps, in_turns
@@ -437,45 +436,6 @@ async def test_a_viewer_that_never_reads_is_cut_off_and_delays_nobody(
                 _, name, data = await anext(events)
                 found += len(data) if name == "lines" else 0
     await server.stop(1.0)
-
-
-async def test_who_prefers_the_first_view_is_told_its_cards_before_the_whole(
-    watched: Watched,
-) -> None:
-    one, names = NODE.instances[0], [NodeId(f"n{n}") for n in range(FIRST_NODES + 2)]
-    instances = [replace(one, instance_id=InstanceId(f"i-{n}"), node_id=n) for n in names]
-    nodes = [
-        replace(NODE, node_id=n, instances=(i,)) for n, i in zip(names, instances, strict=True)
-    ]
-    pictures = watched.pictures
-
-    async def many(callers: Sequence[Caller]) -> list[CellPicture]:
-        return [replace(picture, nodes=nodes) for picture in await pictures(callers)]
-
-    watched.pictures = many  # type: ignore[method-assign]
-    feed, server = feed_of(watched), HttpServer("127.0.0.1:0")
-    routes = view_only(feed, lambda: cast(Reads, None), journal=False)
-    server.start(assembled(routes, Gate(), Sessions(time.monotonic)))
-
-    def read() -> list[str]:
-        url, headers = f"http://{server.address}/api/v1/events", {"Prefer": "first-view"}
-        with requests.get(url, headers=headers, stream=True, timeout=WAIT_S_MAX) as answer:
-            lines = answer.iter_lines(decode_unicode=True)
-            return [next(lines) for _ in range(5)]
-
-    name, told, _, then, all_told = await asyncio.to_thread(read)
-    await server.stop(1.0)
-    assert (name, then) == ("event: first", "event: cell"), "and no id, so that the whole is wanted"
-    first, whole = (json.loads(one.removeprefix("data: ")) for one in (told, all_told))
-    assert first["status"] == whole["status"]
-    assert list(first["nodes"].items()) == list(whole["nodes"].items())[:FIRST_NODES]
-    shown = {i: one for i, one in whole["instances"].items() if one["node_id"] in first["nodes"]}
-    assert len(shown) == FIRST_NODES < len(whole["instances"])
-    assert first["instances"] == shown
-    assert first["deployments"] == {
-        n: {"queued": d["queued"]} for n, d in whole["deployments"].items()
-    }
-    assert first["samples"] == {name: column[-1:] for name, column in whole["samples"].items()}
 
 
 async def test_viewers_are_bounded(watched: Watched) -> None:
