@@ -231,8 +231,8 @@ class _Seen:
 
     def _look(self, decision: Decision) -> None:
         match decision.event:
-            case InvokeRequested(request=request, resumed=resumed):
-                slo = self._slos.get(request.deployment, Slo())
+            case InvokeRequested(request=request, slo=own, resumed=resumed):
+                slo = own or self._slos.get(request.deployment, Slo())
                 earlier = 0 if resumed is None else len(resumed.output_tokens)
                 self.open[request.request_id] = _Open(request, slo, decision.now_s, earlier)
             case DeployRequested(spec=spec):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -25,6 +26,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
     """The journal of a run in which some requests are refused, and what its callers saw."""
     folder = tmp_path_factory.mktemp("run")
     read = scenario(folder, SMALL.replace("requests_per_s = 2.0", "requests_per_s = 40.0"))
+    read = replace(read, slo_mix="0.1:0.3,0.25:0.5,best:0.2")
     made = plan(read)
     path = folder / "journal"
     journal = open_journal(path, made.start())
