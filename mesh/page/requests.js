@@ -83,7 +83,7 @@ const columns = (cancel) => [
   { title: "request", cell: link },
   { title: "deployment", cell: (r) => html`<a href=${address("deployments", r.deployment)}><${Text}>${r.deployment}<//></a>` },
   { title: "phase", cell: (r) => html`<${Badge} state=${r.phase} />` },
-  { title: "where", cell: (r) => (r.instance_id ? html`<${Text}>${r.instance_id} on ${r.node_id}<//>` : "–") },
+  { title: "where", cell: (r) => (r.instance_id ? html`<${Text}>${r.instance_id}<//> on <${Text}>${r.node_id}<//>` : "–") },
   { title: "age", number: true, cell: (r) => seconds(r.age_s) },
   { title: "prompt tokens", number: true, cell: (r) => count(r.prompt_tokens) },
   { title: "output tokens", number: true, cell: (r) => `${count(r.output_tokens)} of ${count(r.output_tokens_max)}` },
@@ -161,7 +161,8 @@ function timeline({ told, only, spanS }) {
         const make = () => {
           const rows = stacked(bars, told.time_unix_s);
           const height = ROW_PX * (1 + Math.max(0, ...rows.map((bar) => bar.row)));
-          return html`<p><${Text}>${place}<//></p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
+          const [{ node_id, instance_id }] = bars;
+          return html`<p>${instance_id ? html`<${Text}>${node_id}<//> / <${Text}>${instance_id}<//>` : place}</p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
             const [left, right] = [at(bar.begun_unix_s), at(bar.ended_unix_s ?? told.time_unix_s)];
             const name = bar.call ? `${bar.call.request_id}, ${bar.call.deployment}: ${bar.kind}` : `${bar.instance_id}: load${bar.tier && ` from ${bar.tier}`}`;
             const title = `${name}, ${seconds((bar.ended_unix_s ?? told.time_unix_s) - bar.begun_unix_s)}${bar.end ? `, ended by ${bar.end}` : ""}`;

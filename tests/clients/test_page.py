@@ -1375,6 +1375,9 @@ def test_a_broken_journal_of_hostile_names_is_shown_as_text_until_there(
             page.locator(f"main {of}").first.wait_for()
             assert view == "charts" or TAG in page.locator("main").inner_text()
             looked_at(page, f"journal-{view}", pictures)
+            labels = page.locator(".lane p", has_text=TAG).all()
+            assert bool(labels) is (view == "requests")
+            assert all(each.locator("bdi").count() == 2 for each in labels), "each by itself"
         page.get_by_text("all of its").first.click()
         whole = page.locator(".log details").first.inner_text()
         assert TEXT_CHARS_MAX < len(whole) < LONG, "it was cut where it entered the log"
