@@ -40,10 +40,12 @@ _VERBOSE = Option(flag="--verbose", kind=bool, help="Log at level DEBUG.")
 SWITCH_S = 0.0005
 """How long a thread may keep the event loop's from going on."""
 YOUNG_OBJECTS = 150
-"""New objects are looked at whenever there are so many: a fraction of a millisecond."""
+"""New objects are looked at whenever there are so many, which takes 0.15 ms in the median beside a
+browser, where 350 took 0.58 ms.
+"""
 YOUNG_COLLECTIONS = 1
 """What is left of them is looked at again after more than so many such collections."""
-WHOLE_COLLECTIONS = 10_000
+WHOLE_COLLECTIONS = 12_000
 """One in so many of those is of all objects."""
 
 
