@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.profile import Profile
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import KEY_VARIABLE, Credentials, credentials, show
-from mesh_nodes.topology import cores_of, usable_cpus
+from mesh_nodes.topology import siblings, usable_cpus
 
 MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
 """The command, in this environment."""
@@ -41,18 +40,17 @@ CALM_S, CALM_S_MAX = 1.0, 600.0
 
 def nodes_apart(count: int) -> tuple[NodePlan, ...]:
     """So many CPU nodes, each with an equal part of the cores for itself. Raises InvalidInput where
-    two of them would share a core.
+    the cores do not divide.
     """
-    cpus = sorted(usable_cpus())
-    parts = [
-        frozenset(cpus[first:end])
-        for first, end in pairwise(len(cpus) * n // count for n in range(count + 1))
-    ]
-    if not all(parts) or sum(map(cores_of, parts)) > cores_of(cpus):
+    cpus = usable_cpus()
+    cores = sorted({siblings(cpu) & cpus for cpu in cpus}, key=min)
+    size, left = divmod(len(cores), count)
+    if left:
         raise InvalidInput(
-            f"{len(cpus)} CPUs cannot be divided into {count} parts without a core in common",
-            hint="allow it one CPU of each core: `taskset -c`",
+            f"{len(cores)} cores cannot be divided into {count} equal parts",
+            hint="give it a number of cores that can: `taskset -c`",
         )
+    parts = [frozenset().union(*cores[n * size : (n + 1) * size]) for n in range(count)]
     nodes = plan_nodes(["cpu"] * count)
     return tuple(replace(node, cpus=part) for node, part in zip(nodes, parts, strict=True))
 

@@ -158,7 +158,7 @@ class Stage:
                     store=store,
                     nodes=nodes_apart(cell.nodes),
                     policy=cell.policy,
-                    memory_bytes=memory_bytes and memory_bytes // cell.nodes,
+                    memory_bytes=memory_bytes and _part(memory_bytes, cell.nodes),
                     prefetch_bytes=None if cell.ahead else 0,
                     page_cache_bytes=None if cell.ahead else 0,
                     journal=journals / CONTROLLERS if kept else None,
@@ -341,6 +341,11 @@ def _estimated() -> Footprint:
         kv=KvPrecision.F16,
         repacks=not probe().has_vnni,
     )
+
+
+def _part(memory_bytes: int, nodes: int) -> int:
+    """The memory of one of so many nodes, each of which has a process of its own."""
+    return BASE_BYTES + (memory_bytes - BASE_BYTES) // nodes
 
 
 def _added(to: dict[str, Played], sent: Sent) -> None:

@@ -231,6 +231,9 @@ def read_scenario(path: Path) -> Scenario:
     said += [each for scene in made.scenes for each in (scene.figures or {}, scene.whole)]
     peers = [peer for scene in made.scenes for peer in scene.peers]
     said += [each for peer in peers for each in (peer.ratios, peer.enough)]
+    for scene in made.scenes:
+        if scene.cell.nodes > 1 and (scene.cold or scene.audited):
+            raise InvalidInput(f"scene {scene.name!r} is cold or audited, and has several nodes")
     for spec in (spec for each in said for spec in each.values()):
         check_spec(spec)
     return made

@@ -30,7 +30,7 @@ class NumaNode:
 
 def cores_of(cpus: Iterable[int], sys: Path = SYS) -> int:
     """How many cores these logical CPUs are; one each where the kernel does not tell."""
-    return len({_siblings(number, sys) for number in cpus})
+    return len({siblings(number, sys) for number in cpus})
 
 
 def packages_of(cpus: Iterable[int], sys: Path = SYS) -> frozenset[int]:
@@ -80,7 +80,8 @@ def bind(node: NumaNode) -> None:
     os.sched_setaffinity(0, node.cpus)
 
 
-def _siblings(number: int, sys: Path) -> frozenset[int]:
+def siblings(number: int, sys: Path = SYS) -> frozenset[int]:
+    """The logical CPUs of the core that this one is of; itself where the kernel does not tell."""
     folder = sys / "cpu" / f"cpu{number}" / "topology"
     names = ("core_cpus_list", "thread_siblings_list")  # the second is what old kernels call it
     found = next(filter(None, (_numbers(read(folder / name)) for name in names)), frozenset())

@@ -79,6 +79,7 @@ def test_targets_of_a_file_are_of_figures_that_it_tells(path: Path) -> None:
         ('kind = "at once"', 'there is no kind of load "all"'),
         ('burst_calls = "requests"', "is no figure"),
         ("surveyed = true", "there is no served here"),
+        ('policy = "llm-mesh" }', "is cold or audited, and has several nodes"),
     ],
 )
 def test_a_wrong_file_is_an_error_that_says_where(wrong: str, said: str, tmp_path: Path) -> None:
@@ -87,6 +88,7 @@ def test_a_wrong_file_is_an_error_that_says_where(wrong: str, said: str, tmp_pat
         'kind = "at once"': 'kind = "all"',
         'burst_calls = "requests"': 'burst_calls = "request"',
         "surveyed = true": "served = true",
+        'policy = "llm-mesh" }': "nodes = 2 }\naudited = true",
     }
     path = tmp_path / "wrong.toml"
     path.write_text(text.replace(wrong, damaged[wrong], 1))
@@ -126,17 +128,16 @@ def test_a_peer_lacks_what_its_cell_says_and_nothing_else() -> None:
 def test_nodes_apart_have_equal_parts_and_no_core_in_common(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the second half there are two cores with two threads each, numbered 0, 2 and 1, 3."""
-    monkeypatch.setattr(cells, "cores_of", lambda cpus: len({number % 2 for number in cpus}))
-    monkeypatch.setattr(cells, "usable_cpus", lambda: frozenset({0, 1}))
-    apart = {node.name: node.cpus for node in cells.nodes_apart(2)}
-    assert apart == {"cpu0": frozenset({0}), "cpu1": frozenset({1})}
-    with pytest.raises(InvalidInput, match="2 CPUs cannot be divided into 3 parts"):
-        cells.nodes_apart(3)
+    """There are two cores with two threads each, numbered 0, 2 and 1, 3."""
+    monkeypatch.setattr(cells, "siblings", lambda cpu: frozenset({cpu % 2, cpu % 2 + 2}))
     monkeypatch.setattr(cells, "usable_cpus", lambda: frozenset(range(4)))
+    apart = {node.name: node.cpus for node in cells.nodes_apart(2)}
+    assert apart == {"cpu0": frozenset({0, 2}), "cpu1": frozenset({1, 3})}
     assert [node.cpus for node in cells.nodes_apart(1)] == [frozenset(range(4))]
-    with pytest.raises(InvalidInput, match="4 CPUs cannot be divided into 2 parts"):
-        cells.nodes_apart(2)
+    monkeypatch.setattr(cells, "usable_cpus", lambda: frozenset({0, 1, 3}))
+    assert [node.cpus for node in cells.nodes_apart(2)] == [frozenset({0}), frozenset({1, 3})]
+    with pytest.raises(InvalidInput, match="2 cores cannot be divided into 3 equal parts"):
+        cells.nodes_apart(3)
 
 
 # Calls.
