@@ -134,8 +134,8 @@ def file_option(
     required: bool = False,
     written: bool = False,
 ) -> Callable[[Command], Command]:
-    """A Path that may not exist yet, but is no folder. One that is `written`, which may be after
-    long work, is in a folder that is there.
+    """A Path that may not exist yet, but is no folder. The folder of one that is `written` must
+    exist, because it may be written only after long work.
     """
     return click.option(
         name,

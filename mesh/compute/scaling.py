@@ -122,7 +122,7 @@ def scaled(profile: Profile, target: Target) -> Profile:
 
 
 def _estimate(profile: Profile, target: Target, prefill: Grid, decode: Grid) -> Profile:
-    """The target's, but for its widths, which are those of what was measured."""
+    """The target's, but for its widths: only a measured profile has them."""
     own = {each.name: getattr(target, each.name) for each in fields(target)} | {"widths": None}
     scaled_from = f"{profile.model_id} on {profile.hardware}"
     return Profile(prefill=prefill, decode=decode, scaled_from=scaled_from, **own)

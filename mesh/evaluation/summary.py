@@ -38,8 +38,8 @@ class Summary:
 
 
 def classes_of(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """The outcomes of each SLO class, that with the least TPOT first; of requests without a class
-    none.
+    """The outcomes of each SLO class, that with the least TPOT first; requests without a class are
+    left out.
     """
     found: dict[str, list[Outcome]] = {}
     for outcome in sorted(outcomes, key=lambda of: (of.slo.tpot_s, of.slo.name)):

@@ -119,8 +119,8 @@ class Seats:
 class Growth:
     """The most tokens that the requests of a server hold at a time, where each grows to the mean
     length of its class's answers, and goes (§4.5). The sums are kept for one more request, wherever
-    it comes in the order of what requests have left; while the requests stay, other means change
-    them alone.
+    it comes in the order of what requests have left; while the requests stay, only
+    other means change them.
     """
 
     def __init__(self, requests: Iterable[RequestView]) -> None:
@@ -163,7 +163,7 @@ class Growth:
         return max(self._peaks[place], own, self._later[place] + request.tokens)
 
     def _expect(self, mean_of: MeanOf) -> dict[str, float]:
-        """The means, by which the sums are then."""
+        """Bring the sums up to these means; returns them."""
         means = {name: mean_of(name) for name in self._classes}
         if means == self._means:
             return means

@@ -132,7 +132,8 @@ def test_answers_that_an_earlier_controller_began_count_whole(tmp_path: Path) ->
     assert mesh("sim", str(scenario), "--journal", str(tmp_path / "journal")).code == 0
     journals = sorted(tmp_path.glob("journal-*"))
     resumed = [each for path in journals for each in outcomes_of(path) if each.earlier_tokens]
-    assert any(each.finished for each in resumed)
+    whole = [each.earlier_tokens + len(each.tokens_s) for each in resumed if each.finished]
+    assert {*whole} == {300}
     for journal in journals:
         if sum(each.finished for each in outcomes_of(journal)) > 1:
             assert calls_of(journal, DeploymentName("chat")).answer_tokens == 300

@@ -298,7 +298,7 @@ def temporary_home(store: Path) -> Iterator[Path]:
     """A new home whose model store is `store`. It is kept when something fails, for its logs."""
     with system_errors(StorageError, f"cannot write {store}", HOME_HINT):
         store.mkdir(parents=True, exist_ok=True)
-    hint = "choose a folder for it that you may write with TMPDIR"
+    hint = "set TMPDIR to a folder that you may write to"
     with system_errors(StorageError, "cannot make a temporary folder", hint):
         scratch = Path(tempfile.mkdtemp(prefix="mesh-demo-"))
         (scratch / "store").symlink_to(store)
