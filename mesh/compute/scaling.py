@@ -9,7 +9,6 @@ cores say nothing of instruction sets.
 """
 
 from collections.abc import Iterable
-from dataclasses import fields
 from itertools import accumulate, repeat, takewhile
 from math import log
 from operator import mul
@@ -122,10 +121,21 @@ def scaled(profile: Profile, target: Target) -> Profile:
 
 
 def _estimate(profile: Profile, target: Target, prefill: Grid, decode: Grid) -> Profile:
-    """The target's, but for its widths: only a measured profile has them."""
-    own = {each.name: getattr(target, each.name) for each in fields(target)} | {"widths": None}
-    scaled_from = f"{profile.model_id} on {profile.hardware}"
-    return Profile(prefill=prefill, decode=decode, scaled_from=scaled_from, **own)
+    return Profile(
+        model_id=target.model_id,
+        device=target.device,
+        fingerprint=target.fingerprint,
+        hardware=target.hardware,
+        cores=target.cores,
+        parameters=target.parameters,
+        weights_bytes=target.weights_bytes,
+        kv_bytes_per_token=target.kv_bytes_per_token,
+        prefill=prefill,
+        decode=decode,
+        mixture=target.mixture,
+        shape=target.shape,
+        scaled_from=f"{profile.model_id} on {profile.hardware}",
+    )
 
 
 def lengthened(profile: Profile, factor: float) -> Profile:
