@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mesh.cli import output
-from mesh.cli.options import file_option, format_option, jobs_option
+from mesh.cli.options import file_option, format_option, jobs_option, page_option
 from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
 from mesh.domain.errors import MeshError
@@ -34,7 +34,7 @@ GAINS = ("40", "20")
 @click.option("--quick", is_flag=True, help="Fewer points, and shorter executions.")
 @jobs_option("Points")
 @format_option
-@file_option("--html", "Write tables and charts as one page that needs nothing else.", written=True)
+@page_option
 def operators(
     trace: Path | None,
     figures: str | None,

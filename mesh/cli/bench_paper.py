@@ -16,6 +16,7 @@ from mesh.cli.options import (
     format_option,
     ideal_option,
     jobs_option,
+    page_option,
 )
 from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
@@ -104,7 +105,7 @@ ABLATION_CELLS = (paper_case("7B/64"),)
 )
 @jobs_option("Runs")
 @format_option
-@file_option("--html", "Write tables and charts as one page that needs nothing else.", written=True)
+@page_option
 @click.option(
     "--plots",
     metavar="DIR",

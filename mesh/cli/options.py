@@ -147,6 +147,12 @@ def file_option(
     )
 
 
+def page_option(command: Command) -> Command:
+    """`--html FILE`, given to the command as `html`."""
+    words = "Write tables and charts as one page that needs nothing else."
+    return file_option("--html", words, written=True)(command)
+
+
 def in_folder(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     """The path. Raises click.BadParameter where its folder is missing."""
     if path is not None and not path.parent.is_dir():
