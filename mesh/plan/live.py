@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import fmean
+from typing import NamedTuple
 
 from mesh.compute.times import Times
 from mesh.domain.energy import Power
@@ -55,9 +56,13 @@ class Host:
     power: Power | None = None
 
 
-_Expected = tuple[float, float, float]
-"""The TTFT and TPOT of calls, and the share of its time in which their instance computes."""
-_FULL: _Expected = (math.inf, math.inf, 1.0)
+class _Expected(NamedTuple):
+    """What calls are to expect of an instance; by default of one that is full."""
+
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    busy: float = 1.0
+    """The share of its time in which it computes."""
 
 
 class _Work:
@@ -125,7 +130,7 @@ class _Work:
         """
         tokens_per_s = rate_per_s * self._tokens
         together = 1.0 if tokens_per_s else 0.0
-        tpot_s, found = 0.0, _FULL
+        tpot_s, found = 0.0, _Expected()
         chunks = fmean(self._prompts) / self._chunk_tokens
         whole = fmean([-(-tokens // self._chunk_tokens) for tokens in self._prompts])
         for _ in range(ROUNDS):
@@ -141,7 +146,7 @@ class _Work:
                 tpot_s = token_s(tokens_per_s, slowed, lambda _: ALONE, 1, 1, self.batch_max)
             if full or math.isinf(tpot_s):
                 if together >= self.batch_max or not tokens_per_s:
-                    return _FULL
+                    return _Expected()
                 # What is late comes in larger batches, beside which a prompt adds less.
                 together, tpot_s = min(2 * max(together, 1.0), self.batch_max), 0.0
                 continue
@@ -150,7 +155,7 @@ class _Work:
             batch = min(max(together, 1.0), self.batch_max)
             decodes = tokens_per_s * service_s(self._seconds, batch) / batch
             ttft_s = sojourn_s + (whole - chunks + 0.5) * decode_s
-            found = ttft_s, tpot_s, min(prompts + decodes, 1.0)
+            found = _Expected(ttft_s, tpot_s, min(prompts + decodes, 1.0))
         return found
 
 
@@ -233,14 +238,14 @@ def _planned(
         left_per_s -= rate_per_s
         busy = 0.0
         if rate_per_s > 0:
-            *found_s, computes = work(host).expected(rate_per_s)
-            *later_s, _ = work(host, 1 + (error or 0.0)).expected(rate_per_s)
-            times = [*found_s, *later_s]
+            found = work(host).expected(rate_per_s)
+            later = work(host, 1 + (error or 0.0)).expected(rate_per_s)
+            times = [found.ttft_s, found.tpot_s, later.ttft_s, later.tpot_s]
             if left_per_s > 0:
                 times = [*map(min, times, 2 * (ttft_slo_s, slo.tpot_s))]
             share = rate_per_s / calls.rate_per_s
             means = [mean + share * one for mean, one in zip(means, times, strict=True)]
-            busy = computes * host.left_share
+            busy = found.busy * host.left_share
         watts += host.power.joules(1.0, busy) if host.power is not None else 0.0
     known = all(host.power is not None for host in hosts)
     return InstancePlan(
