@@ -119,8 +119,8 @@ class Seats:
 class Growth:
     """The most tokens that the requests of a server hold at a time, where each grows to the mean
     length of its class's answers, and goes (§4.5). The sums are kept for one more request, wherever
-    it comes in the order of what requests have left; while the requests stay, only
-    other means change them.
+    it comes in the order of what requests have left; while the requests stay, only other means
+    change them.
     """
 
     def __init__(self, requests: Iterable[RequestView]) -> None:

@@ -523,7 +523,9 @@ def poisson(
     rate_per_s: float, lengths: Sequence[int], count: int, seed: int, passes: int = 1
 ) -> list[Request]:
     """Draw so many requests of a Poisson process, with equally likely lengths."""
-    draw, at_s, found = random.Random(seed), 0.0, list[Request]()
+    draw = random.Random(seed)
+    at_s = 0.0
+    found = []
     for _ in range(count):
         at_s += draw.expovariate(rate_per_s)
         found.append(Request(at_s=at_s, tokens=draw.choice(lengths), passes=passes))
