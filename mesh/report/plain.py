@@ -25,6 +25,7 @@ _PAIRS = frozenset({"refused", "failed", "footprints"})
 """Fields that hold (key, value) pairs."""
 _IF_ANY = frozenset({"by_class"})
 """Fields that are left out where they are empty."""
+_APART = _PAIRS | _IF_ANY
 _AS_THEY_ARE = frozenset({NoneType, bool, int, str})
 _MAKERS: dict[type[Any], Callable[[Any], Plain]] = {}
 _NAMES: dict[type[Any], tuple[str, ...]] = {}
@@ -96,12 +97,11 @@ def members(value: Any) -> dict[str, Any]:
     if kind not in _NAMES:
         _NAMES[kind] = tuple(field.name for field in fields(kind))
     found = {name: getattr(value, name) for name in _NAMES[kind]}
-    for name in _PAIRS & found.keys():
-        if isinstance(found[name], tuple):
-            found[name] = dict(found[name])
-    for name in _IF_ANY & found.keys():
-        if not found[name]:
+    for name in _APART & found.keys():
+        if name in _IF_ANY and not found[name]:
             del found[name]
+        elif isinstance(found[name], tuple):
+            found[name] = dict(found[name])
     return found
 
 
