@@ -232,7 +232,8 @@ def read_scenario(path: Path) -> Scenario:
     peers = [peer for scene in made.scenes for peer in scene.peers]
     said += [each for peer in peers for each in (peer.ratios, peer.enough)]
     for scene in made.scenes:
-        if scene.cell.nodes > 1 and (scene.cold or scene.audited):
+        played = [scene.cell, *(peer.cell for peer in scene.peers if peer.cell is not None)]
+        if (scene.cold or scene.audited) and any(cell.nodes > 1 for cell in played):
             raise InvalidInput(f"scene {scene.name!r} is cold or audited, and has several nodes")
     for spec in (spec for each in said for spec in each.values()):
         check_spec(spec)
