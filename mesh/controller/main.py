@@ -41,7 +41,7 @@ SWITCH_S = 0.0005
 """How long a thread may keep the event loop's from going on."""
 YOUNG_OBJECTS = 150
 """New objects are looked at whenever there are so many, which takes 0.15 ms in the median beside a
-browser, where 350 took 0.58 ms.
+browser on a busy machine, where 350 took 0.60 ms.
 """
 YOUNG_COLLECTIONS = 1
 """What is left of them is looked at again after more than so many such collections."""
