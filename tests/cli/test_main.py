@@ -290,6 +290,16 @@ def test_the_demo_names_the_one_place_that_it_cannot_write(
     assert "TMPDIR" in ran.error_lines[1]
 
 
+@pytest.mark.parametrize(("file", "place"), [("bench", "bench/fidelity"), ("store", "store")])
+def test_bench_fidelity_names_the_one_place_that_it_cannot_write(
+    file: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text("")
+    ran = mesh("bench", "fidelity", "--home", str(tmp_path))
+    assert ran.code == 1
+    assert ran.error_lines[0].startswith(f"cannot write {tmp_path / place}: ")
+
+
 def test_a_fleet_without_ray_is_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     ran = mesh("fleet", "status", "--ray", "127.0.0.1:6379")

@@ -174,9 +174,10 @@ class LiveSide:
 
 def _link_store(folder: Path, store: Path) -> None:
     """The models are those of the home."""
-    with system_errors(StorageError, f"cannot write {folder} or {store}", HOME_HINT):
+    with system_errors(StorageError, f"cannot write {store}", HOME_HINT):
+        store.mkdir(parents=True, exist_ok=True)
+    with system_errors(StorageError, f"cannot write {folder}", HOME_HINT):
         folder.mkdir(parents=True, exist_ok=True)
-        store.mkdir(exist_ok=True)
         if not (folder / "store").exists():
             (folder / "store").symlink_to(store)
 
