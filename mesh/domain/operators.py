@@ -162,7 +162,7 @@ class DeviceClass:
 class OperatorTable:
     """The operators of one model on a group of `devices` like `device`, and how sharing lengthens.
 
-    Raises InvalidInput for operators that are missing, or of no model.
+    Raises InvalidInput for operators that are missing, there twice, or of no model.
     """
 
     model: str
@@ -202,7 +202,9 @@ class OperatorTable:
 
 
 def check_roles(model: str, roles: Sequence[str]) -> None:
-    """Raise InvalidInput unless these are the operators of a dense model, or of a mixture."""
+    """Raise InvalidInput unless these are the operators of a dense model, or of a mixture, each
+    once.
+    """
     mixture = Role.EXPERTS in roles
     wanted = MIXTURE if mixture else DENSE
     known = [role for role in Role if role in wanted or (mixture and role is Role.SHARED_EXPERT)]
@@ -211,6 +213,11 @@ def check_roles(model: str, roles: Sequence[str]) -> None:
         raise InvalidInput(
             f"{model}: a {kind} has no operator {str(unknown[0])!r}",
             hint=f"known are {', '.join(known)}",
+        )
+    if twice := [role for number, role in enumerate(roles) if role in roles[:number]]:
+        raise InvalidInput(
+            f"{model}: the table has {twice[0]} twice",
+            hint="leave out one of its columns",
         )
     if missing := [role for role in known if role in wanted and role not in roles]:
         raise InvalidInput(

@@ -139,6 +139,15 @@ def test_a_table_with_unknown_or_missing_operators_is_refused() -> None:
         check_roles("m", list(Role))
 
 
+@pytest.mark.parametrize("derived", [{"fitted": ["qkv"]}, {"like": {"llama-3.1-8b": ["qkv"]}}])
+def test_a_column_that_comes_twice_is_refused(derived: dict[str, Any]) -> None:
+    """What is derived would take the place of what was measured, without a word."""
+    file = _file()
+    raw = file["models"]["qwen2-7b"] | derived
+    with pytest.raises(InvalidInput, match="m: the table has qkv twice"):
+        read_operators("m", raw, file, 1)
+
+
 def test_times_that_are_no_times_are_refused() -> None:
     file = _file()
     raw = file["models"]["qwen2-7b"]
