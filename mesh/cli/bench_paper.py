@@ -109,7 +109,7 @@ ABLATION_CELLS = (paper_case("7B/64"),)
 @click.option(
     "--plots",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, writable=True),
     help="Write the charts as PNG files; needs matplotlib.",
 )
 def paper(
@@ -141,6 +141,8 @@ def paper(
     pairs = _pairs(policies, cells, ablations)
     source = _source(trace, lengths, seed)
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
     costs = cell_costs(ideal=bool(ideal))
     with progress("paper") as show:
         planned = [

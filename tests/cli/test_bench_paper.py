@@ -127,6 +127,15 @@ def test_plots_without_matplotlib_fail_before_anything_runs(
     )
 
 
+def test_a_folder_for_plots_that_cannot_be_made_is_told_before_anything_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    ran = paper("--cells", "3B/32", "--policy", "llm-mesh", "--plots", str(tmp_path / "file/plots"))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.error_lines[0] == f"{tmp_path}/file/plots: Not a directory"
+
+
 @pytest.mark.parametrize(
     ("arguments", "costs", "words"),
     [

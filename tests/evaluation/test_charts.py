@@ -146,7 +146,7 @@ def test_charts_are_drawn_as_png_files(tmp_path: Path) -> None:
     from mesh.report.charts.png import draw_all  # matplotlib takes half a second of each worker
 
     log = replace(LINES, name="log", log_x=True, x_limit=2.0)
-    paths = draw_all([("7B/64", LINES), ("7B/64", log), ("", BARS)], tmp_path / "plots")
+    paths = draw_all([("7B/64", LINES), ("7B/64", log), ("", BARS)], tmp_path)
     assert [path.name for path in paths] == ["lines.png", "log.png", "bars.png"]
     for path in paths:
         head = path.read_bytes()[:24]

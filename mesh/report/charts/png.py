@@ -26,8 +26,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def draw_all(charts: Iterable[tuple[str, Chart]], folder: Path) -> list[Path]:
-    """(heading, chart) each as FOLDER/NAME.png; the folder is made. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """(heading, chart) each as FOLDER/NAME.png, in a folder that is there. Raises OSError."""
     paths = []
     for heading, chart in charts:
         path = folder / f"{chart.name}.png"
