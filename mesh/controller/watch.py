@@ -4,8 +4,8 @@ It owns a ring of lines and a bounded mailbox for each watcher. A watcher that l
 is dropped with a note, rather than slowing the cell down or hiding that lines are missing.
 """
 
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import field
 from itertools import count, islice
 
@@ -27,7 +27,7 @@ WATCHER_LINES_MAX = 2_000
 
 Narrate = Callable[[object, Sequence[object]], Sequence[CellLine]]
 _Line = tuple[int, float, CellLine]
-"""Its number, its time by the host's clock, and what it says."""
+"""Its number among those of its tenant, its time by the host's clock, and what it says."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,8 @@ class CellLog:
     def __init__(self, *, narrate: Narrate, now_s: Callable[[], float]) -> None:
         self._narrate = narrate
         self._now_s = now_s
-        self._numbers = count(1)
+        # By tenant: none is to tell from its numbers how much is said of others.
+        self._numbers = defaultdict[str, Iterator[int]](lambda: count(1))
         self._lines: deque[_Line] = deque(maxlen=LINES_MAX)
         self._watchers: list[_Watcher] = []
         self._closed = False
@@ -54,7 +55,7 @@ class CellLog:
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         for said in self._narrate(event, actions):
-            line = (next(self._numbers), now_s, _cut(said))
+            line = (next(self._numbers[said.tenant]), now_s, _cut(said))
             self._lines.append(line)
             for watcher in self._watchers:
                 if watcher.asks.sees(said.tenant) and not watcher.lines.put(line):

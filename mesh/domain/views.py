@@ -494,6 +494,8 @@ class CellEvent:
     """A line as a watcher receives it: how long ago it was, when it was sent."""
 
     number: int
-    """Counts the lines of a controller from its start; 0 of a note to this watcher alone."""
+    """Counts the lines with the same `tenant`, or with none, from the controller's start; 0 of a
+    note to this watcher alone.
+    """
     age_s: float
     line: CellLine

@@ -340,7 +340,8 @@ class Feed:
                 audience.tell(event)
 
     def _keep(self, event: CellEvent) -> None:
-        at_s, line_id = round(self._unix_s() - event.age_s, 3), f"{self._run}-{event.number}"
+        at_s = round(self._unix_s() - event.age_s, 3)
+        line_id = f"{self._run}-{event.line.tenant}-{event.number}"
         told = plain_json({"line_id": line_id, "time_unix_s": at_s, **members(event.line)})
         self._lines.append((event.line, told))
 

@@ -1632,8 +1632,8 @@ class CellEvent(_message.Message):
     """The deployment that it is about, and the tenant whose that is; empty where there is none."""
     tenant: _builtins.str
     number: _builtins.int
-    """Counts the lines of a controller from its start; 0 of a note to this watcher alone, and from a
-    controller of an earlier version.
+    """Counts the lines with the same tenant, or with none, from the controller's start; 0 of a note to
+    this watcher alone, and from a controller of an earlier version.
     """
     def __init__(
         self,

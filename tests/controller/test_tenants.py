@@ -288,7 +288,8 @@ async def test_a_tenant_follows_its_own_lines_and_leaves_room_for_others() -> No
     assert await texts_of(log, backlog=1, follow=False) == ["e1"]
     for text in "b2", "a4":
         log.record(1.0, text, [])
-    assert [(await anext(watches[0])).line.text for _ in range(2)] == ["a3", "a4"]
+    told = [await anext(watches[0]) for _ in range(2)]
+    assert [(event.line.text, event.number) for event in told] == [("a3", 3), ("a4", 4)]
     for one in watches:
         await one.aclose()
 

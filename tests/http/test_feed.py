@@ -305,8 +305,9 @@ async def test_lines_come_at_once_to_whoever_may_read_them(
 
 
 async def test_a_line_that_is_told_again_has_the_same_id(watched: Watched) -> None:
-    """Its time is reckoned anew. A line of another controller has another id."""
-    said = [CellLine(kind="node", subject="n1", text="loaded")] * 2
+    """Its time is reckoned anew. A line of another controller, or tenant, has another id."""
+    line = CellLine(kind="node", subject="n1", text="loaded")
+    said = [line, replace(line, tenant="a"), line]
     log = CellLog(narrate=lambda event, actions: said, now_s=lambda: 2.0)
     log.record(1.0, None, [])
     watched.lines = log.watch  # type: ignore[method-assign]
@@ -315,7 +316,7 @@ async def test_a_line_that_is_told_again_has_the_same_id(watched: Watched) -> No
         async with asyncio.timeout(WAIT_S_MAX), aclosing(feed.events(ADMIN, "")) as blocks:
             lines = await anext(data async for _, name, data in told(blocks) if name == "lines")
         ids = [(line["line_id"], line["time_unix_s"]) for line in lines]
-        assert ids == [(f"{run}-{number}", unix_s - 1.0) for number in (1, 2)]
+        assert ids == [(f"{run}-{one}", unix_s - 1.0) for one in ("-1", "a-1", "-2")]
 
 
 async def test_lines_go_on_after_one_that_cannot_be_told(watched: Watched) -> None:
