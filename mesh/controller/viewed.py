@@ -291,13 +291,14 @@ class Viewed:
         loads = [load for load in self.book.loads if sees(load.tenant)]
         lines = [(at_s, line) for at_s, line in self.log.lines() if sees(line.tenant)]
         looks = list(self.recent.looks) if operator else []
-        began_unix_s = self.unix_s() - (now_s - from_s)
+        began_unix_s, specs = self.unix_s() - (now_s - from_s), self.specs(asks, None)
         return await self.threads.run(
             lambda: cell_report(
                 "The cell",
                 [end for end in ends if sees(end.tenant)],
                 from_s=from_s,
                 until_s=now_s,
+                specs=specs,
                 loads=loads,
                 looks=looks,
                 lines=lines,

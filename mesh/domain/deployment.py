@@ -1,5 +1,6 @@
 """A deployment: a model offered as a function, with an SLO and scaling limits."""
 
+from collections.abc import Iterable
 from dataclasses import field
 
 from mesh.domain.ids import DeploymentName
@@ -74,6 +75,17 @@ class DeploymentSpec:
         first, or they come as others let them.
         """
         return None if self.task is not None or self.slo.best_effort else self.slo.tpot_s
+
+
+def class_order(names: Iterable[str], specs: Iterable[DeploymentSpec]) -> list[str]:
+    """These names of SLO classes as the specs list them, best effort last; after that by name those
+    that none of them lists.
+    """
+    places: dict[str, tuple[bool, int]] = {}
+    for slo in (slo for spec in sorted(specs, key=lambda of: of.name) for slo in spec.classes):
+        places.setdefault(slo.name, (slo.best_effort, len(places)))
+    unlisted = (True, len(places))
+    return sorted(names, key=lambda name: (places.get(name, unlisted), name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

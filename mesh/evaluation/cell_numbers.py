@@ -6,9 +6,10 @@ limit + index * TPOT. Before: outcomes and node series. After: tables, charts, J
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.energy import NO_ENERGY, EnergyView
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
@@ -134,9 +135,12 @@ class CellNumbers:
 
 
 def cell_numbers(
-    outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries], energy: EnergyView = NO_ENERGY
+    outcomes: Sequence[Outcome],
+    nodes: Sequence[NodeSeries],
+    energy: EnergyView = NO_ENERGY,
+    specs: Iterable[DeploymentSpec] = (),
 ) -> CellNumbers:
-    """All outcomes of a run; the series of all nodes over the workload's time."""
+    """All outcomes of a run, the series of all nodes over its time, the specs of deployments."""
     late = [(o, o.late_s) for o in outcomes if o.finished]
     busy = {device: nodes_busy(nodes, device) for device in DeviceKind}
     return CellNumbers(
@@ -164,7 +168,7 @@ def cell_numbers(
                 met_every_token=sum(o.met_without_grace for o in mine),
                 refused=_refused(mine),
             )
-            for name, mine in classes_of(outcomes).items()
+            for name, mine in classes_of(outcomes, specs).items()
         },
         served=served_shares(outcomes),
         energy=energy,

@@ -15,7 +15,7 @@ from mesh.core.node.core import NodeCore
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import CancelRequested, DeployRequested, InvokeRequested
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import RequestId
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
@@ -168,7 +168,7 @@ def replay_journal(path: Path, told: Callable[[int], None] = lambda events: None
         version=start.version,
         events=seen.events,
         span_s=seen.last_s - seen.first_s,
-        requests=summarize(seen.outcomes) if controllers else None,
+        requests=summarize(seen.outcomes, seen.specs.values()) if controllers else None,
         open_requests=len(seen.open) if controllers else None,
         other=None if divergence is None else _other(divergence),
     )
@@ -213,7 +213,7 @@ class _Seen:
         deployed: tuple[Deployment, ...] = ()
         if isinstance(start, ControllerStart):
             deployed = start.deployments
-        self._slos: dict[DeploymentName, Slo] = {d.spec.name: d.spec.slo for d in deployed}
+        self.specs = {of.spec.name: of.spec for of in deployed}
         self._told = told
         self.events = 0
         self.first_s = self.last_s = 0.0
@@ -232,11 +232,12 @@ class _Seen:
     def _look(self, decision: Decision) -> None:
         match decision.event:
             case InvokeRequested(request=request, slo=own, resumed=resumed):
-                slo = own or self._slos.get(request.deployment, Slo())
+                deployed = self.specs.get(request.deployment)
+                slo = own or (deployed.slo if deployed else Slo())
                 earlier = 0 if resumed is None else len(resumed.output_tokens)
                 self.open[request.request_id] = _Open(request, slo, decision.now_s, earlier)
             case DeployRequested(spec=spec):
-                self._slos[spec.name] = spec.slo
+                self.specs[spec.name] = spec
             case CancelRequested() as cancelled:
                 for request_id in cancelled.request_ids:
                     self._end(request_id, FinishReason.CANCELLED)

@@ -136,8 +136,8 @@ class VirtualReport:
     """Its recorders are for a run of `duration_s` seconds."""
 
     def __init__(self, plan: CellPlan, duration_s: float) -> None:
-        specs = {made.spec.name: made.spec for made in plan.deployments}
-        self._book = CallBook(specs.get)
+        self._specs = {made.spec.name: made.spec for made in plan.deployments}
+        self._book = CallBook(self._specs.get)
         self._looks = Looks(duration_s / LOOKS_MAX)
         self._lines = _Lines()
         self._cell: VirtualCell | None = None
@@ -153,6 +153,7 @@ class VirtualReport:
         return cell_report(
             name,
             map(CallEnd.of, outcomes),
+            specs=self._specs.values(),
             from_s=self._cell.started_s,
             until_s=self._cell.clock.now_s(),
             loads=self._book.loads,

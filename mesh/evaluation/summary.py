@@ -4,10 +4,11 @@ Before: outcomes, of a virtual cell, a live one or a journal. After: tables, JSO
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from statistics import fmean
 
+from mesh.domain.deployment import DeploymentSpec, class_order
 from mesh.domain.outcome import Outcome
 from mesh.domain.values import dataclass, replace
 from mesh.report.distribution import Distribution
@@ -37,19 +38,22 @@ class Summary:
     """The same of each SLO class; empty where requests have none."""
 
 
-def classes_of(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """The outcomes of each SLO class, that with the least TPOT first; requests without a class are
+def classes_of(
+    outcomes: Sequence[Outcome], specs: Iterable[DeploymentSpec]
+) -> dict[str, list[Outcome]]:
+    """The outcomes of each SLO class, in the order of `class_order`; requests without a class are
     left out.
     """
     found: dict[str, list[Outcome]] = {}
-    for outcome in sorted(outcomes, key=lambda of: (of.slo.tpot_s, of.slo.name)):
+    for outcome in outcomes:
         if outcome.slo.name:
             found.setdefault(outcome.slo.name, []).append(outcome)
-    return found
+    return {name: found[name] for name in class_order(found, specs)}
 
 
-def summarize(outcomes: Sequence[Outcome]) -> Summary:
-    by_class = {name: _summary(of) for name, of in classes_of(outcomes).items()}
+def summarize(outcomes: Sequence[Outcome], specs: Iterable[DeploymentSpec] = ()) -> Summary:
+    """`specs` are of the deployments."""
+    by_class = {name: _summary(of) for name, of in classes_of(outcomes, specs).items()}
     return replace(_summary(outcomes), by_class=by_class)
 
 

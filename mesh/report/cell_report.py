@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from statistics import fmean
 
+from mesh.domain.deployment import DeploymentSpec, class_order
 from mesh.domain.reasons import FinishReason
 from mesh.domain.recent import CellGauges
 from mesh.domain.values import dataclass
@@ -97,6 +98,7 @@ def cell_report(
     *,
     from_s: float,
     until_s: float,
+    specs: Iterable[DeploymentSpec] = (),
     loads: Iterable[Load] = (),
     looks: Sequence[tuple[float, CellGauges]] = (),
     lines: Iterable[tuple[float, CellLine]] = (),
@@ -122,7 +124,7 @@ def cell_report(
         began_unix_s=began_unix_s,
         span_s=until_s - from_s,
         calls=(_calls(ALL, within), *(_calls(one, groups[one]) for one in sorted(groups))),
-        by_class={one: _calls(ALL, classes[one]) for one in sorted(classes)},
+        by_class={one: _calls(ALL, classes[one]) for one in class_order(classes, specs)},
         loads=_loads([load for load in loads if (load.ended_s or -1.0) >= from_s]),
         looks=tuple(Look(at_s=at_s - from_s, gauges=seen) for at_s, seen in shown[::step]),
         faults=tuple(faults[-FAULTS_MAX:]),

@@ -48,9 +48,9 @@ def test_json_has_all_of_it_and_follows_from_the_seed(scenario: str) -> None:
 
 
 def test_attainment_is_told_by_class_where_requests_have_classes(scenario: str) -> None:
-    mix = ("--slo-mix", "1.0:0.5,0.25:0.5")
+    mix = ("--slo-mix", "1.0:0.4,best:0.3,0.25:0.3")
     told = json.loads(mesh("sim", scenario, *mix, "-o", "json").out)["requests"]
-    assert list(told["by_class"]) == ["tpot-250ms", "tpot-1000ms"]
+    assert list(told["by_class"]) == ["tpot-1000ms", "tpot-250ms", "best"]
     for count in ("requests", "finished", "met", "met_in_the_mean"):
         assert sum(of[count] for of in told["by_class"].values()) == told[count]
     shown = mesh("sim", scenario, *mix).out
@@ -331,6 +331,7 @@ def test_a_page_has_the_classes_of_a_run_that_has_some(scenario: str, tmp_path: 
     asked = ("sim", scenario, "--slo-mix", "0.25:0.5,1.0:0.5", "--html", str(page), "-o", "json")
     kept.write_text(mesh(*asked).out)
     made = json.loads(kept.read_text())
+    assert list(made["report"]["by_class"]) == list(made["requests"]["by_class"])
     for name, of in made["requests"]["by_class"].items():
         told = made["report"]["by_class"][name]
         assert (told["calls"], told["met"]) == (of["requests"], of["met"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from math import inf, isfinite, nan
 from pathlib import Path
 
@@ -27,7 +28,7 @@ ANYONE = Caller()
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CellSnapshot]:
     """A journal with a torn last line, and its cell as it was in the end."""
     folder = tmp_path_factory.mktemp("run")
-    read = scenario(folder, SMALL)
+    read = replace(scenario(folder, SMALL), slo_mix="0.25:0.6,1.0:0.4")
     made = plan(read)
     path = folder / "journal"
     journal = open_journal(path, made.start())
@@ -54,6 +55,7 @@ async def test_a_journal_ends_where_its_cell_did(written: tuple[Path, CellSnapsh
     assert view.viewed.recent.samples
     report = await view.viewed.report(ANYONE, 10**6)
     assert report.calls[0].finished == ended.served
+    assert list(report.by_class) == ["tpot-250ms", "tpot-1000ms"], "as the manifest has them"
     with pytest.raises(NotFound):
         view.viewed.end(ANYONE, "r1-1")
 

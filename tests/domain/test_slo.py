@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.deployment import DeploymentSpec, class_order
 from mesh.domain.history import BINS_MAX, PRIOR_COUNT, PRIOR_TOKENS, WINDOW, CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.slo import PACE, Slo, next_due_s
+from mesh.domain.slo import PACE, Slo, best_effort, next_due_s
 from mesh.evaluation.summary import summarize
 
 
@@ -21,6 +22,17 @@ def test_long_prompts_have_longer_to_their_first_token() -> None:
     slo = Slo(ttft_s=2.0, ttft_tokens_per_s=512.0)
     assert slo.ttft_limit_s(100) == 2.0
     assert slo.ttft_limit_s(2048) == 4.0
+
+
+def test_classes_come_as_manifests_list_them_and_best_effort_last() -> None:
+    slow, quick, batch = Slo(name="slow"), Slo(name="quick"), best_effort("batch", 60.0)
+    names = ("gone", "batch", "quick", "slow", "other")
+    specs = [
+        DeploymentSpec(name=DeploymentName(name), source="pkg://a/b", classes=classes)
+        for name, classes in (("b", (quick, Slo(name="other"))), ("a", (slow, batch, quick)))
+    ]
+    assert class_order(names, specs) == ["slow", "quick", "other", "batch", "gone"]
+    assert class_order(names, ()) == sorted(names)
 
 
 @given(

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.ids import DeploymentName
 from mesh.evaluation.cell_numbers import cell_numbers
 from mesh.evaluation.paper.evaluation import REFERENCES, Reference, ablated, ratio, reference
 from mesh.evaluation.paper.record import record
@@ -50,7 +52,8 @@ def test_each_class_is_told_where_there_are_classes_and_nowhere_else() -> None:
     # One token is late, and TTFT and mean TPOT are kept.
     halted = replace(outcome(slo=quick), tokens_s=(11.9, 12.3, 12.35, 12.4))
     ended = (outcome(slo=batch), replace(refused(), slo=quick), outcome(slo=quick, ttft_s=2.5))
-    numbers = cell_numbers((*ended, halted, outcome()), NODES)
+    spec = DeploymentSpec(name=DeploymentName("f"), source="pkg://a/b", classes=(quick, batch))
+    numbers = cell_numbers((*ended, halted, outcome()), NODES, specs=[spec])
     made = evaluation(replace(run(), numbers=numbers), run(cell="3B/32"))
     told = json.loads(json.dumps(plain(record(made))))["cells"]
     assert "by_class" not in told["3B/32"]["llm-mesh"]

@@ -26,13 +26,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
     """The journal of a run in which some requests are refused, and what its callers saw."""
     folder = tmp_path_factory.mktemp("run")
     read = scenario(folder, SMALL.replace("requests_per_s = 2.0", "requests_per_s = 40.0"))
-    read = replace(read, slo_mix="0.1:0.3,0.25:0.5,best:0.2")
+    read = replace(read, slo_mix="0.25:0.5,0.1:0.3,best:0.2")
     made = plan(read)
     path = folder / "journal"
     journal = open_journal(path, made.start())
     outcomes = VirtualCell(made, recorders=(journal,)).run(arrivals(read))
     journal.close()
-    return path, summarize(outcomes)
+    return path, summarize(outcomes, [of.spec for of in made.deployments])
 
 
 @pytest.fixture
@@ -60,6 +60,7 @@ def test_a_replay_says_what_callers_saw(journalled: tuple[Path, Summary]) -> Non
     assert report.other is None
     assert (report.core, report.open_requests) == ("controller", 0)
     assert report.requests == summary
+    assert list(report.requests.by_class) == list(summary.by_class)
     assert summary.refused, "the run should refuse some"
     assert 0 < summary.met < summary.requests
     assert heard == list(range(1, report.events + 1))

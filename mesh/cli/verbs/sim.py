@@ -288,7 +288,7 @@ def _simulate(
     return SimulationReport(
         policy=cell_plan.policy,
         seed=scenario.seed,
-        requests=summarize(outcomes),
+        requests=summarize(outcomes, [of.spec for of in cell_plan.deployments]),
         nodes=node_uses(run.cell.nodes, run.virtual_s),
         virtual_s=run.virtual_s,
         wall_s=time.perf_counter() - began_s,

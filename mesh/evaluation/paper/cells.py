@@ -204,7 +204,9 @@ def run(
     return PaperRun(
         cell=cell,
         policy=policy,
-        numbers=cell_numbers(outcomes, nodes, virtual.core.cell.energy),
+        numbers=cell_numbers(
+            outcomes, nodes, virtual.core.cell.energy, [of.spec for of in made.deployments]
+        ),
         nodes=nodes,
         refusals=None if checks is None else checks.counts(outcomes),
     )
