@@ -7,7 +7,7 @@ files. Before: `mesh fleet`. After: `keeper`, one for each device, and Ray's aut
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ class Supplier:
             for index in range(int(node["Resources"].get(self._spec.resource, 0)))
         ]
         self._find_keepers()
-        agents = self._ask_keepers()
+        agents = self._ask_keepers({node["NodeID"] for node in nodes if node["Alive"]})
         if wanted is not None and sum(bool(a and a.pid) for a in agents.values()) >= wanted:
             self._lost.clear()
         unusable = self._ask_machines(m for m, device in devices if f"{device}@{m}" not in agents)
@@ -187,10 +187,13 @@ class Supplier:
                     self._keepers[place] = self._started + 1, ray.get_actor(name)
                     self._started += 1
 
-    def _ask_keepers(self) -> dict[str, AgentSeen | None]:
-        """What each keeper sees; `None`: Ray is starting it. Those that Ray cannot start, such as
-        those whose machine has gone, are forgotten, and those that have drained their agent end.
+    def _ask_keepers(self, living: Set[str]) -> dict[str, AgentSeen | None]:
+        """What each keeper sees; `None`: Ray is starting it. Those that Ray cannot start, and those
+        whose machine does not live, are forgotten, and those that have drained their agent end.
         """
+        for place in [one for one in self._keepers if one.partition("@")[2] not in living]:
+            # Ray may keep it for the next machine that joins, and say until then that it starts it.
+            ray.kill(self._lose(place, "Ray has lost its machine"))
         asked = {place: actor.seen.remote() for place, (_, actor) in self._keepers.items()}
         if asked:
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S_MAX)
@@ -202,16 +205,19 @@ class Supplier:
                 agents[place] = None
                 continue
             except RayError as error:
-                self._forget(place)
-                self._lost[place] = _reason(error)
-                for earlier in list(self._lost)[:-LOST_MAX]:
-                    del self._lost[earlier]
+                self._lose(place, _reason(error))
                 continue
             if agent.leaving and agent.pid is None:
                 ray.kill(self._forget(place))
                 continue
             agents[place] = agent
         return agents
+
+    def _lose(self, place: str, why: str) -> Any:
+        self._lost[place] = why
+        for earlier in list(self._lost)[:-LOST_MAX]:
+            del self._lost[earlier]
+        return self._forget(place)
 
     def _forget(self, place: str) -> Any:
         """Its keeper is no more; agents that it may have left are looked for anew."""
