@@ -5,6 +5,7 @@ lets the page load nothing from elsewhere and run no inline script. A file is as
 time, and its ETag spares sending it. Before: the routes.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -49,8 +50,10 @@ HEADERS = {
 @dataclass(frozen=True, slots=True)
 class _File:
     body: bytes
-    kind: str
     etag: str
+    whole: Response
+    same: Response
+    """For a browser that has it already."""
 
 
 class Page:
@@ -61,35 +64,46 @@ class Page:
     def __init__(
         self, about: bytes, *, shown: bool, opened: Callable[[Request], None] = lambda _: None
     ) -> None:
-        self._about = about
         self._opened = opened
+        self._about = Response(about, headers={"vary": "accept"}, media_type="application/json")
         self._files: Mapping[str, _File] = _read(files("mesh") / "page") if shown else {}
         modules = (f"<page/{name}>; rel=modulepreload" for name in _first(self._files))
-        self._links = ", ".join((*SOON, *(f"{one}; fetchpriority=low" for one in modules)))
+        links = ", ".join((*SOON, *(f"{one}; fetchpriority=low" for one in modules)))
+        index = self._files.get(INDEX)
+        told = {"content-type": _KINDS[".html"], "link": links, "vary": "accept"}
+        self._index = None if index is None else _file(index.body, told)
+        self._turn = asyncio.Lock()
 
     async def root(self, request: Request) -> Response:
-        if INDEX in self._files and "text/html" in request.headers.get("accept", ""):
-            self._opened(request)
-            response = self._answer(request, self._files[INDEX])
-            response.headers["link"] = self._links
-        else:
-            response = Response(self._about, media_type="application/json")
-        response.headers["vary"] = "accept"
-        return response
+        if self._index is None or "text/html" not in request.headers.get("accept", ""):
+            return self._about
+        self._opened(request)
+        return _answer(request, self._index)
 
     async def file(self, request: Request) -> Response:
-        """Raises HTTPException. A name is looked up as it is: none leads out of the folder."""
+        """One in a turn of the loop: a browser asks for six at a time. Raises HTTPException. A name
+        is looked up as it is: none leads out of the folder.
+        """
         found = self._files.get(request.path_params["file"])
         if found is None:
             raise HTTPException(404)
-        return self._answer(request, found)
+        async with self._turn:
+            await asyncio.sleep(0)
+        return _answer(request, found)
 
-    def _answer(self, request: Request, found: _File) -> Response:
-        headers = {**HEADERS, "etag": found.etag, "content-type": found.kind}
-        known = request.headers.get("if-none-match", "")
-        if found.etag in (one.strip().removeprefix("W/") for one in known.split(",")):
-            return Response(status_code=304, headers=headers)
-        return Response(found.body, headers=headers)
+
+def _answer(request: Request, found: _File) -> Response:
+    known = request.headers.get("if-none-match", "")
+    has_it = found.etag in (one.strip().removeprefix("W/") for one in known.split(","))
+    return found.same if has_it else found.whole
+
+
+def _file(body: bytes, told: Mapping[str, str]) -> _File:
+    """With its answers, which are made once; `told` are headers of theirs."""
+    etag = f'"{sha256(body).hexdigest()[:32]}"'
+    headers = {**HEADERS, "etag": etag, **told}
+    same = Response(status_code=304, headers=headers)
+    return _File(body, etag, Response(body, headers=headers), same)
 
 
 def _first(files: Mapping[str, _File]) -> list[str]:
@@ -111,6 +125,5 @@ def _read(folder: Traversable, inside: str = "") -> dict[str, _File]:
         if one.is_dir():
             found |= _read(one, f"{path}/")
         elif kind is not None:
-            body = one.read_bytes()
-            found[path] = _File(body, kind, f'"{sha256(body).hexdigest()[:32]}"')
+            found[path] = _file(one.read_bytes(), {"content-type": kind})
     return found

@@ -1,5 +1,6 @@
 """The page's files: who gets them, under which policy, and that what is vendored is what it was."""
 
+import asyncio
 import json
 import re
 from hashlib import sha256
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 import requests
+from starlette.requests import Request
 
 from mesh.http import operating
-from mesh.http.page import HEADERS
+from mesh.http.page import HEADERS, Page
 from mesh.manifest.specs import read_manifests
 from tests.http.edge import Edge, edge
 
@@ -75,6 +77,16 @@ async def test_a_file_is_sent_once_and_none_leads_out(http: Edge) -> None:
     ):
         lost = await http.cell.ask(lambda path=path: got(http, path))
         assert (lost.status_code, lost.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_of_files_that_are_asked_for_together_one_is_answered_in_a_turn_of_the_loop() -> None:
+    page, answered = Page(b"", shown=True), 0
+    request = Request({"type": "http", "headers": [], "path_params": {"file": "main.js"}})
+    asked = [asyncio.create_task(page.file(request)) for _ in range(6)]
+    while answered < len(asked):
+        await asyncio.sleep(0)
+        before, answered = answered, sum(one.done() for one in asked)
+        assert answered - before <= 1
 
 
 async def test_no_name_of_elsewhere_leads_to_the_page(http: Edge) -> None:
