@@ -52,8 +52,9 @@ class Cards extends Component {
 function Totals({ state, samples }) {
   const { status, recent } = state;
   const rate = samples.tokens_per_s?.at(-1);
+  const lost = Object.values(state.nodes).filter((node) => node.state === "lost").length; // the cell counts them no more
   return html`<dl class="totals">
-    <${Total} name="nodes ready" value="${status.nodes_ready} of ${status.nodes}" />
+    <${Total} name="nodes ready" value="${status.nodes_ready} of ${status.nodes}${lost > 0 ? `, ${lost} lost` : ""}" />
     <${Total} name="requests running" value=${count(status.running)} />
     <${Total} name="queued" value=${count(status.queued)} />
     ${status.queued > 0 && html`<${Total} name="queued, by deployment" value=${queues(state.deployments)} small />`}

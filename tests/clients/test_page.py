@@ -1218,8 +1218,10 @@ def test_what_changes_out_of_sight_is_shown_when_it_is_scrolled_to(page: Any, ce
     show(page, "#/cell")
     first, last = (page.locator(f"#node-{n}") for n in (ids[0], ids[-1]))
     first.locator(".long").wait_for()
-    change({"nodes": {ids[0]: {"hardware": "renamed"}, ids[-1]: {"hardware": "other"}}})
+    lost = {"hardware": "other", "state": "lost"}
+    change({"nodes": {ids[0]: {"hardware": "renamed"}, ids[-1]: lost}})
     first.get_by_text("renamed").wait_for()
+    page.locator(".totals").get_by_text(", 1 lost").wait_for()
     last.scroll_into_view_if_needed()
     last.get_by_text("other").wait_for()
     change({"deployments": {"chat": chat}})
