@@ -146,7 +146,7 @@ export class Table extends Component {
 }
 
 const titles = ({ columns }) => String(columns.map(({ title }) => title));
-const pieces = (rows, size) => Array.from({ length: Math.ceil(rows.length / size) }, (_, n) => rows.slice(n * size, (n + 1) * size));
+export const pieces = (rows, size) => Array.from({ length: Math.ceil(rows.length / size) }, (_, n) => rows.slice(n * size, (n + 1) * size));
 
 class Row extends Component {
   shouldComponentUpdate({ row }) {

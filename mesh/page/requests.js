@@ -1,7 +1,7 @@
 // Requests: what is open, with a button to cancel; the last minutes as a timeline; one story whole.
 
 import { html, useEffect, useMemo, useState } from "./vendor/preact-htm.js";
-import { Badge, Fault, InSight, Notice, Saved, Table, Text } from "./parts.js";
+import { Badge, Fault, InSight, Notice, pieces, Saved, Table, Text } from "./parts.js";
 import { fetched, post } from "./calls.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
@@ -105,6 +105,7 @@ const ENDED = [
 const KINDS = { wait: "w", load: "L", prefill: "p", decode: "d", evicted: "e", move: "m" };
 const ROW_PX = 18;
 const LANES_MAX = 12;
+const LANES_A_PIECE = 10; // a browser looks at each piece with each frame
 
 // A lane each for the queue, and for each instance by node: bars that overlap are drawn below each other.
 function lanes({ told, only, from }) {
@@ -157,12 +158,12 @@ function timeline({ told, only, spanS }) {
     ${names.length > 1 && html`<${Only} names=${names} only=${only} spanS=${spanS} />`}
     ${!all.length ? html`<p class="dim">No request within ${span(spanS)}.</p>` : html`<div class="timeline" role="region" aria-label="Timeline" tabindex="0">
       <p class="lane-times"><span>${clock(from)}</span><span>${clock(from + spanS / 2)}</span><span>${clock(told.time_unix_s)}</span></p>
-      ${all.map(([place, bars]) => {
-        const make = () => {
+      ${pieces(all, LANES_A_PIECE).map((some) => {
+        const make = () => some.map(([place, bars]) => {
           const rows = stacked(bars, told.time_unix_s);
           const height = ROW_PX * (1 + Math.max(0, ...rows.map((bar) => bar.row)));
           const [{ node_id, instance_id }] = bars;
-          return html`<p>${instance_id ? html`<${Text}>${node_id}<//> / <${Text}>${instance_id}<//>` : place}</p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
+          return html`<div class="lane" key=${place}><p>${instance_id ? html`<${Text}>${node_id}<//> / <${Text}>${instance_id}<//>` : place}</p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
             const [left, right] = [at(bar.begun_unix_s), at(bar.ended_unix_s ?? told.time_unix_s)];
             const name = bar.call ? `${bar.call.request_id}, ${bar.call.deployment}: ${bar.kind}` : `${bar.instance_id}: load${bar.tier && ` from ${bar.tier}`}`;
             const title = `${name}, ${seconds((bar.ended_unix_s ?? told.time_unix_s) - bar.begun_unix_s)}${bar.end ? `, ended by ${bar.end}` : ""}`;
@@ -171,9 +172,9 @@ function timeline({ told, only, spanS }) {
             return [bar.call
               ? html`<a class="span-${bar.kind} ${bar.end ? "ended" : ""}" style=${place} title=${title} aria-label=${title} href=${address("requests", bar.call.request_id)}>${KINDS[bar.kind]}</a>`
               : html`<span class="span-load" style=${place} title=${title}>${KINDS.load}</span>`, ...marks];
-          })}</div>`;
-        };
-        return html`<${InSight} key=${place} tag="div" class="lane" make=${make} />`;
+          })}</div></div>`;
+        });
+        return html`<${InSight} tag="div" class="lanes" style=${{ containIntrinsicSize: `auto ${3 * some.length}rem` }} others=${some.map(([place]) => place).join()} make=${make} />`;
       })}
     </div>`}`;
 }
