@@ -398,9 +398,9 @@ def _instances(client: MeshClient) -> tuple[InstanceSnapshot, ...]:
 
 def _forecast(client: MeshClient, specs: Sequence[DeploymentSpec], made: Played) -> Played:
     """With how far plans for the calls of a load are off in what those that no load made late met
-    with, in the mean; without those that nothing can be planned for.
+    with, in the mean; without those that nothing can be planned for, whose number is told.
     """
-    expected, came = [0.0, 0.0], [0.0, 0.0]
+    expected, came, refused = [0.0, 0.0], [0.0, 0.0], 0
     for spec in specs:
         mine = [each for each in made.judged.all if each.call.deployment == spec.name]
         met = [each.outcome for each in mine if each.outcome.promised_in_time]
@@ -417,11 +417,13 @@ def _forecast(client: MeshClient, specs: Sequence[DeploymentSpec], made: Played)
             plan = client.plan(spec.name, calls)
         except (InvalidInput, Unavailable) as error:
             message(f"{spec.name}, not planned: {error}")
+            refused += 1
             continue
         for n, (one_s, seconds) in enumerate(((plan.ttft_s, ttfts_s), (plan.tpot_s, tpots_s))):
             expected[n] += one_s * len(seconds)
             came[n] += sum(seconds)
     ttft, tpot = ((abs(e / c - 1),) if c else () for e, c in zip(expected, came, strict=True))
+    made = replace(made, forecasts_refused=refused)
     return replace(made, ttft_forecast_errors=ttft, tpot_forecast_errors=tpot)
 
 

@@ -60,6 +60,8 @@ class Played:
     ttft_forecast_errors: tuple[float, ...] = ()
     """For each load by how much the TTFT that a plan for its calls expected was off."""
     tpot_forecast_errors: tuple[float, ...] = ()
+    forecasts_refused: int = 0
+    """How many deployments were not planned for in a load, whose calls those errors are without."""
     audit: Audit = field(default_factory=Audit)
     resident: Resident = field(default_factory=lambda: Resident(limit_bytes=0))
     shapes: Mapping[str, float] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class Played:
             instance_seconds=self.instance_seconds + other.instance_seconds,
             ttft_forecast_errors=self.ttft_forecast_errors + other.ttft_forecast_errors,
             tpot_forecast_errors=self.tpot_forecast_errors + other.tpot_forecast_errors,
+            forecasts_refused=self.forecasts_refused + other.forecasts_refused,
         )
 
     @property
