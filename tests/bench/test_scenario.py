@@ -42,10 +42,11 @@ from tests.core.cells import FOOTPRINT, MIB
 from tests.support.profiles import PROFILE
 
 FOLDER = Path(live.__file__).parent / "scenarios"
-SLO, FLEET, LATE, OVERCOMMIT, RETURNS, CLASSES, SIDES = (
+SLO, FLEET, LATE, OVERCOMMIT, RETURNS, CLASSES, SIDES, PLAN = (
     read_scenario(FOLDER / f"{name}.toml")
     for name in (
         *("slo", "fleet", "late-starts", "overcommit", "returns", "classes", "side-by-side"),
+        "plan",
     )
 )
 
@@ -411,6 +412,16 @@ def test_a_decision_is_right_in_the_loads_in_which_what_it_chose_met_no_less() -
     assert found["decision_right"] == 0.5
     assert found["halves_tpot_s"] == [pytest.approx(0.1)] * 4
     assert "decision_right" not in figures(SIDES, Shown(scene=of, ours=halves))
+
+
+def test_plans_that_were_refused_are_counted_beside_the_errors_of_the_others() -> None:
+    turns = [
+        played(MET, ttft_forecast_errors=(0.1,), forecasts_refused=1),
+        played(MET, forecasts_refused=4),
+        played(MET, ttft_forecast_errors=(0.2,)),
+    ]
+    found = figures(PLAN, Shown(scene=scene(PLAN, "plan"), ours=turns, peers={}))
+    assert (found["ttft_forecast_error"], found["forecasts_refused"]) == (0.15, 5)
 
 
 def test_policies_are_compared_by_all_of_their_calls() -> None:
