@@ -2,8 +2,9 @@
 batches, and what callers are to expect of them.
 
 A replica is an instance that has what other deployments leave of a node's time. Its prompts and its
-tokens share that, counted once: `conserving`. Prompts wait as in M/G/1, tokens come in the batches
-that form, and calls join an instance that computes before one that rests, as the policies have it.
+tokens share that, counted once: `conserving`. Prompts wait as in M/G/1, for others' turns too, and
+then have the whole node. Tokens come in the batches that form, as much later as others take time.
+Calls join an instance that computes before one that rests, as the policies have it.
 No engine here runs single operators on other devices, so that nothing smaller than a model is
 planned. Before: the controller core, which knows nodes, profiles and calls. After: `replicas_min`,
 or what `spec.scaling.plan` has loaded ahead.
@@ -51,6 +52,8 @@ class Host:
     """How many times as long as the profile says its last iterations took."""
     left_share: float = 1.0
     """The share of its time that other deployments leave."""
+    turn_of_others_s: float = 0.0
+    """How long a turn of theirs takes that somebody comes upon."""
     error: float | None = None
     """By what share predictions of its last iterations were off (p95); `None` without any."""
     power: Power | None = None
@@ -60,9 +63,16 @@ class _Expected(NamedTuple):
     """What calls are to expect of an instance; by default of one that is full."""
 
     ttft_s: float = math.inf
+    """Without the turns of others."""
+    turns: float = 0.0
+    """How many turns of others a first token waits for."""
     tpot_s: float = math.inf
     busy: float = 1.0
     """The share of its time in which it computes."""
+
+    def ttft_beside_s(self, host: Host) -> float:
+        """The TTFT with the turns of others on the host."""
+        return self.ttft_s + self.turns * host.turn_of_others_s
 
 
 class _Work:
@@ -74,17 +84,20 @@ class _Work:
         self.expected = cache(self._fixed_point)
         """What calls are to expect at so many a second."""
         longer *= host.factor / host.left_share
+        self._left_share = host.left_share
         self._times, self._prompts = Times(host.profile, longer), calls.prompts
         self._chunk_tokens = chunk_tokens
         alone_s = [self._prompt_s(tokens, 0) for tokens in calls.prompts]
         self.prompt_s = fmean(alone_s)
-        """Seconds of a prompt on an instance that does nothing else."""
+        """Seconds of a prompt on an instance that does nothing else, in its share of the node."""
         self._variation = max(fmean([s**2 for s in alone_s]) / self.prompt_s**2 - 1, 0.0)
         self._tokens = max(calls.answer_tokens - 1, 0.0)
         """The tokens of an answer that are decoded: the first comes with its prompt."""
         self._tpot_slo_s = slo.tpot_s
+        self._ttft_slo_s = fmean([slo.ttft_limit_s(tokens) for tokens in calls.prompts])
         context = fmean(calls.prompts) + calls.answer_tokens / 2
         chunks = fmean(calls.prompts) / chunk_tokens
+        self._whole_chunks = fmean([-(-tokens // chunk_tokens) for tokens in calls.prompts])
         most = max(min(host.batch_max, round(self._tokens / chunks)), 1)
         # Each chunk comes beside a decode, so that no larger batches form.
         sizes = [*(2**n for n in range(most.bit_length())), most]
@@ -99,6 +112,30 @@ class _Work:
     def token_s(self) -> float:
         """Seconds of a token on an instance that does nothing else."""
         return self._seconds[1]
+
+    @property
+    def unloaded(self) -> _Expected:
+        """What a call is to expect that is the only one."""
+        ttft_s = self._left_share * self.prompt_s
+        return _Expected(ttft_s, self._turns(0.0), self.token_s, 0.0)
+
+    def _turns(self, used: float, due: float = 0.0) -> float:
+        """How many turns of others a prompt waits for, where so much of their share of the node is
+        used by prompts: the rest of the one under way, and those that come until it is its turn, as
+        background load of M/G/1, and `due` before it. Then it has the node, but for one between two
+        of its chunks.
+        """
+        waits = 0.5 / (self._left_share * (1 - used))
+        return (1 - self._left_share) * (waits + due + self._whole_chunks - 1)
+
+    def _due(self, tpot_s: float) -> float:
+        """How many decodes of others are due before a prompt, in the mean over an answer, and are
+        computed first by the rule `headroom`. Others are taken to be like this deployment: each
+        token brings an answer forward by what it takes less than the SLO allows.
+        """
+        ahead = self._tokens * max(self._tpot_slo_s - tpot_s, 0.0) / self._ttft_slo_s
+        share = 1 - ahead / 2 if ahead < 1 else 0.5 / ahead
+        return min(share * self._ttft_slo_s / self._tpot_slo_s, self._tokens / 2)
 
     def _prompt_s(self, tokens: int, batch: int) -> float:
         """Seconds of a prompt in chunks, as nodes compute it; beside decodes what it adds."""
@@ -132,7 +169,6 @@ class _Work:
         together = 1.0 if tokens_per_s else 0.0
         tpot_s, found = 0.0, _Expected()
         chunks = fmean(self._prompts) / self._chunk_tokens
-        whole = fmean([-(-tokens // self._chunk_tokens) for tokens in self._prompts])
         for _ in range(ROUNDS):
             decoding = 1 - math.exp(-together)
             beside_s = self._beside_s(together) if together else 0.0
@@ -154,8 +190,10 @@ class _Work:
             together = tokens_per_s * tpot_s
             batch = min(max(together, 1.0), self.batch_max)
             decodes = tokens_per_s * service_s(self._seconds, batch) / batch
-            ttft_s = sojourn_s + (whole - chunks + 0.5) * decode_s
-            found = _Expected(ttft_s, tpot_s, min(prompts + decodes, 1.0))
+            ttft_s = sojourn_s + (self._whole_chunks - chunks + 0.5) * decode_s
+            turns = self._turns(rate_per_s * takes_s, self._due(tpot_s))
+            busy = min(prompts + decodes, 1.0)
+            found = _Expected(self._left_share * ttft_s, turns, tpot_s, busy)
         return found
 
 
@@ -181,13 +219,16 @@ def plan(
             made[like] = _Work(host, calls, slo, chunk_tokens, longer)
         return made[like]
 
+    unloaded_s = {host.node_id: work(host).unloaded.ttft_beside_s(host) for host in hosts}
     able = [
-        host for host in hosts if work(host).carried_per_s > 0 and work(host).prompt_s <= ttft_slo_s
+        host
+        for host in hosts
+        if work(host).carried_per_s > 0 and unloaded_s[host.node_id] <= ttft_slo_s
     ]
     none = InstancePlan(calls=calls)
     beside = " beside other deployments" if any(host.left_share < 1.0 for host in hosts) else ""
     if not able:
-        ttft_s = min(work(host).prompt_s for host in hosts)
+        ttft_s = min(unloaded_s.values())
         tpot_s = min(work(host).token_s for host in hosts)
         return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, f"unloaded{beside}")
     most = min(len(able), replicas_max)
@@ -240,7 +281,7 @@ def _planned(
         if rate_per_s > 0:
             found = work(host).expected(rate_per_s)
             later = work(host, 1 + (error or 0.0)).expected(rate_per_s)
-            times = [found.ttft_s, found.tpot_s, later.ttft_s, later.tpot_s]
+            times = [s for e in (found, later) for s in (e.ttft_beside_s(host), e.tpot_s)]
             if left_per_s > 0:
                 times = [*map(min, times, 2 * (ttft_slo_s, slo.tpot_s))]
             share = rate_per_s / calls.rate_per_s

@@ -42,19 +42,36 @@ def test_a_call_now_and_then_takes_what_the_profile_says() -> None:
     assert made.watts == pytest.approx(60.0, rel=1e-3)
 
 
-def test_beside_others_an_instance_has_what_they_leave_and_who_cannot_keep_up_says_so() -> None:
+def test_beside_others_tokens_come_in_what_they_leave_and_who_cannot_keep_up_says_so() -> None:
     beside = [replace(HOST, left_share=0.5)]
     made = planned(hosts=beside)
     slower = planned(hosts=[replace(HOST, factor=2.0)])
     of_half, of_all = ((each.watts or 0.0) - 60.0 for each in (made, slower))
     assert of_half == pytest.approx(0.5 * of_all) != 0.0, "half of its time"
-    assert replace(made, watts=slower.watts, j_per_token=slower.j_per_token) == slower
-    assert made.ttft_s > 2 * planned(hosts=[HOST]).ttft_s
+    assert made.ttft_s == pytest.approx(0.5 * slower.ttft_s), "prompts have the whole node"
+    as_slow = replace(made, ttft_s=slower.ttft_s, watts=slower.watts)
+    assert replace(as_slow, j_per_token=slower.j_per_token) == slower
+    assert made.ttft_s > planned(hosts=[HOST]).ttft_s
     lacking = planned(slo=replace(SLO, tpot_s=0.06), hosts=beside)
     assert lacking.replicas == 0
     assert "are the least unloaded beside other deployments; the SLO asks" in lacking.lacks
     lacking = planned(replace(CALLS, rate_per_s=1000.0), hosts=beside)
     assert "that 1 instances carry beside other deployments at 80% of use" in lacking.lacks
+
+
+def test_a_prompt_waits_for_turns_of_others_and_between_its_chunks_and_then_has_the_node() -> None:
+    seldom, slo = replace(CALLS, rate_per_s=1e-6, prompts=(2048,)), replace(SLO, tpot_s=0.5)
+    beside = replace(HOST, left_share=0.2, turn_of_others_s=0.05)
+    made, alone = (planned(seldom, slo, [host]) for host in (beside, HOST))
+    assert not made.lacks, "at a fifth of the speed it would take longer than the SLO allows"
+    assert 5 * alone.ttft_s > slo.ttft_limit_s(2048)
+    turns = 0.8 * (0.5 / 0.2 + 7)
+    # Answers gain 63 times what 0.5 s leave of a TPOT, so that in the mean so many come first:
+    due = 0.5 / (63 * (0.5 - made.tpot_s) / 4.0) * 4.0 / 0.5
+    came_s = alone.ttft_s + (turns + 0.8 * due) * 0.05
+    assert made.ttft_s == pytest.approx(came_s, rel=1e-3)
+    beside = replace(beside, turn_of_others_s=1.0)
+    assert f"a TTFT of {alone.ttft_s + turns:.3g} s" in planned(seldom, slo, [beside]).lacks
 
 
 def test_more_and_longer_calls_need_no_fewer_instances_and_none_is_used_beyond_the_bound() -> None:

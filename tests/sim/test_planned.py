@@ -155,31 +155,44 @@ def taken_s(cell: VirtualCell, *streams: Sequence[Arrival]) -> tuple[float, floa
 
 
 @pytest.mark.parametrize(
-    ("mine_s", "other_s"),
-    [(6.7, 3.0), *([(4.0, 2.0), (4.0, 1.5), (2.0, 3.0), (10.0, 1.2)] if DEEP else [])],
+    ("mine_s", "other_s", "longer"),
+    [
+        (6.7, 3.0, 1),
+        (8.0, 2.0, 6),
+        *([(4.0, 2.0, 1), (4.0, 1.5, 1), (2.0, 3.0, 1), (10.0, 1.2, 1)] if DEEP else []),
+        *([(8.0, 4.0, 6), (12.0, 3.0, 6), (12.0, 3.0, 12)] if DEEP else []),
+    ],
 )
 def test_a_plan_expects_what_other_deployments_leave_of_a_node(
-    mine_s: float, other_s: float
+    mine_s: float, other_s: float, longer: int
 ) -> None:
     """Beside one that takes a third of its time, or more, TTFT and TPOT come nearly as planned, and
-    are far from those of a node alone.
+    are far from those of a node alone. Long prompts are not as much slower as tokens are.
     """
-    cell = loaded(others=1)
-    calls = Arrivals(rate_per_s=1 / mine_s, prompts=(100, 150, 200), answer_tokens=32.0)
-    alone = planned(cell, calls)
-    draw = random.Random(5)
-    streams = [
-        [Arrival(at_s, name, draw.choice(calls.prompts), draw.randint(16, 48)) for at_s in times]
-        for name, times in ((CHAT, every(mine_s, draw)), ("o-0", every(other_s, draw)))
-    ]
-    ttft_s, tpot_s = taken_s(cell, *streams)
-    made = planned(cell, calls)
-    log.info("TTFT %.3f, %.3f alone, %.3f came", made.ttft_s, alone.ttft_s, ttft_s)
-    log.info("TPOT %.4f, %.4f alone, %.4f came", made.tpot_s, alone.tpot_s, tpot_s)
-    assert alone.ttft_s < 0.7 * ttft_s
-    assert alone.tpot_s < 0.7 * tpot_s
-    assert made.ttft_s == pytest.approx(ttft_s, rel=0.5)
-    assert made.tpot_s == pytest.approx(tpot_s, rel=0.2)
+    prompts = (100 * longer, 150 * longer, 200 * longer)
+    calls = Arrivals(rate_per_s=1 / mine_s, prompts=prompts, answer_tokens=32.0)
+    alone, came, made = list[InstancePlan](), list[tuple[float, float]](), list[InstancePlan]()
+    for seed in (5, 6, 7) if DEEP else (5,):
+        cell, draw = loaded(others=1), random.Random(seed)
+        alone.append(planned(cell, calls))
+        streams = [
+            [Arrival(at_s, name, draw.choice(sizes), draw.randint(16, 48)) for at_s in times]
+            for name, times, sizes in (
+                (CHAT, every(mine_s, draw), prompts),
+                ("o-0", every(other_s, draw), (100, 150, 200)),
+            )
+        ]
+        came.append(taken_s(cell, *streams))
+        made.append(planned(cell, calls))
+    ttft_s, tpot_s = map(fmean, zip(*came, strict=True))
+    made_ttft_s, alone_ttft_s = (fmean(each.ttft_s for each in plans) for plans in (made, alone))
+    made_tpot_s, alone_tpot_s = (fmean(each.tpot_s for each in plans) for plans in (made, alone))
+    log.info("TTFT %.3f, %.3f alone, %.3f came", made_ttft_s, alone_ttft_s, ttft_s)
+    log.info("TPOT %.4f, %.4f alone, %.4f came", made_tpot_s, alone_tpot_s, tpot_s)
+    assert alone_ttft_s < (0.7 if longer == 1 else 0.9) * ttft_s
+    assert alone_tpot_s < 0.7 * tpot_s
+    assert made_ttft_s == pytest.approx(ttft_s, rel=0.3)
+    assert made_tpot_s == pytest.approx(tpot_s, rel=0.2)
 
 
 def every(mean_s: float, draw: random.Random) -> list[float]:

@@ -100,12 +100,14 @@ def _host(
     kv_bytes = node.capacity_bytes - footprint.instance_bytes(0)
     fit = int(kv_bytes / (footprint.kv_block_bytes * blocks)) if footprint.kv_block_bytes else 1
     there = next((i for i in entry.instances.values() if i.node is node), None)
+    name = public_name(entry.name)
     return Host(
         node_id=node.node_id,
         profile=ctx.cell.profile_on(node, entry.made),
         batch_max=max(min(batch_max(ctx, entry, node), fit), 1),
         factor=1.0 if there is None else there.correction.factor(ctx.now_s),
-        left_share=node.left_share(public_name(entry.name), ctx.now_s) if beside else 1.0,
+        left_share=node.left_share(name, ctx.now_s) if beside else 1.0,
+        turn_of_others_s=node.turn_of_others_s(name, ctx.now_s) if beside else 0.0,
         error=(there.off_p95 or None) if there is not None else None,
         power=node.power(),
     )

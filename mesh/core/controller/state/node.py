@@ -74,10 +74,12 @@ class NodeEntry:
     engine_bytes: int = 0
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
-    computed: deque[tuple[int, dict[DeploymentName, float]]] = field(
+    computed: deque[tuple[int, dict[DeploymentName, tuple[float, float]]]] = field(
         default_factory=lambda: deque(maxlen=SPANS + 1)
     )
-    """Spans of time, by their number, and the seconds in which it computed for deployments."""
+    """Spans of time, by their number, the seconds in which it computed for deployments, and the
+    squares of those of each turn, summed.
+    """
     load_slowdown: float = 1.0
     slowdown_known: bool = False
     """A heartbeat has told it; a node that knows none says 1."""
@@ -485,35 +487,52 @@ class NodeEntry:
             stored.remove(model)
 
     def note_computed(self, deployment: DeploymentName, now_s: float) -> None:
-        """The iteration under way was one of this deployment, and has ended."""
+        """The turn under way was one of this deployment, and has ended."""
         if self.iteration_started_s is None:
             return
-        span = int(now_s // SPAN_S)
+        span, took_s = int(now_s // SPAN_S), now_s - self.iteration_started_s
         if not self.computed or self.computed[-1][0] != span:
             self.computed.append((span, {}))
         by = self.computed[-1][1]
-        by[deployment] = by.get(deployment, 0.0) + now_s - self.iteration_started_s
+        seconds, squares = by.get(deployment, (0.0, 0.0))
+        by[deployment] = seconds + took_s, squares + took_s * took_s
 
     def left_share(self, deployment: DeploymentName, now_s: float) -> float:
         """The share of its time that a deployment can have beside the others of the last minute:
         what they left, or as much as each of those that took more. In steps of 5 %, so that many
         nodes are alike.
         """
-        first = int(now_s // SPAN_S) - SPANS
-        others: dict[DeploymentName, float] = {}
-        for span, by in self.computed:
-            for name, seconds in by.items():
-                if span >= first and name != deployment:
-                    others[name] = others.get(name, 0.0) + seconds
-        left_s = now_s - first * SPAN_S
-        share_s = left_s
-        for more, seconds in zip(range(len(others), 0, -1), sorted(others.values()), strict=True):
+        spent = sorted(seconds for seconds, _ in self._of_others(deployment, now_s).values())
+        most_s = left_s = share_s = now_s % SPAN_S + SPANS * SPAN_S
+        for more, seconds in zip(range(len(spent), 0, -1), spent, strict=True):
             share_s = left_s / (more + 1)
             if seconds > share_s:
                 break
             left_s -= seconds
             share_s = left_s
-        return max(round(20 * share_s / (now_s - first * SPAN_S)), 1) / 20
+        return max(round(20 * share_s / most_s), 1) / 20
+
+    def turn_of_others_s(self, deployment: DeploymentName, now_s: float) -> float:
+        """How long a turn of the others takes that somebody comes upon, by those of the last
+        minute: E[S²] / E[S], of which half is left (Pollaczek and Khinchine). 0 without any.
+        """
+        spent = self._of_others(deployment, now_s).values()
+        total_s = sum(seconds for seconds, _ in spent)
+        return sum(squares for _, squares in spent) / total_s if total_s else 0.0
+
+    def _of_others(
+        self, deployment: DeploymentName, now_s: float
+    ) -> dict[DeploymentName, tuple[float, float]]:
+        """The seconds that each other deployment took in the last minute, and the squares of those
+        of its turns, summed.
+        """
+        first, others = int(now_s // SPAN_S) - SPANS, dict[DeploymentName, tuple[float, float]]()
+        for span, by in self.computed:
+            for name, (seconds, squares) in by.items():
+                if span >= first and name != deployment:
+                    before = others.get(name, (0.0, 0.0))
+                    others[name] = before[0] + seconds, before[1] + squares
+        return others
 
     def note_iteration(self, now_s: float) -> None:
         """An iteration has ended, and if there is work the next one began at once."""

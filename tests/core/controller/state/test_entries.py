@@ -94,8 +94,10 @@ def test_a_deployment_is_left_what_others_did_not_take_of_the_last_minute() -> N
         node.note_computed(name, ended_s)
     assert node.left_share(chat, 60.0) == 0.6, "23 s were the other's"
     assert node.left_share(code, 60.0) == 0.85
+    assert node.turn_of_others_s(chat, 60.0) == (5.0**2 + 18.0**2) / 23.0
     assert node.left_share(chat, 90.0) == 0.7, "what was more than a minute ago is gone"
     assert node.left_share(chat, 120.0) == 1.0
+    assert node.turn_of_others_s(chat, 120.0) == 0.0
     for n in range(100):
         node.iteration_started_s = 120.0 + n
         node.note_computed(DeploymentName(f"rare-{n % 9}") if n % 10 == 9 else code, 121.0 + n)
