@@ -181,7 +181,7 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
 
 def _finish_in_flight(schedule: Schedule) -> float:
     """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
-    makes somebody late. If it is one of a run queue, none of best effort is in flight.
+    makes somebody late. If it has a prompt, none of best effort is in flight in its place.
     """
     start_s = schedule.started_s
     if start_s is None:
@@ -193,7 +193,8 @@ def _finish_in_flight(schedule: Schedule) -> float:
     grant = _next_turn(schedule, start_s)
     if grant is None:
         return schedule.now_s
-    schedule.best_effort_s = 0.0
+    if any(queue.prompts or queue.late_s < inf for queue in schedule.queues):
+        schedule.best_effort_s = 0.0
     end_s = max(schedule.now_s, start_s + _slowed_s(schedule, start_s, grant.seconds))
     _advance(schedule, grant, end_s, grant.queue.decoding(grant.decode))
     return end_s

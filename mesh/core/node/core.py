@@ -66,7 +66,7 @@ from mesh.domain.node_events import (
 from mesh.domain.request import RequestOrder
 from mesh.domain.steps import EngineRequest
 from mesh.policy.rules.registry import rule_named
-from mesh.policy.rules.turns import TurnRule, name_all, next_turn
+from mesh.policy.rules.turns import TurnRule, best_effort_tokens, leaves_time, name_all, next_turn
 
 
 class NodeCore:
@@ -131,14 +131,17 @@ class NodeCore:
         grant = next_turn(
             node.turns, run_queues, ctx.now_s, prefill_tokens_max=most, turn_s_max=turn_s_max
         )
-        if grant is None and not node.weights_come():
-            left = [
-                run_queue
-                for instance in node.instances.values()
-                if node.computes(instance)
-                and (run_queue := instance.best_effort_queue(ctx.now_s, care)) is not None
-            ]
-            grant = next_turn(node.turns, left, ctx.now_s, prefill_tokens_max=most)
+        left = [
+            run_queue
+            for instance in node.instances.values()
+            if node.computes(instance)
+            and (run_queue := instance.best_effort_queue(ctx.now_s, care)) is not None
+        ]
+        if left and not node.weights_come():
+            tokens = min(best_effort_tokens(of.times, most) for of in left)
+            best = next_turn(node.turns, left, ctx.now_s, prefill_tokens_max=tokens)
+            if grant is None or (best and leaves_time(best, run_queues, ctx.now_s, most)):
+                grant = best
         if grant is None:
             measuring.grant(ctx, node, primes=primes)
             return

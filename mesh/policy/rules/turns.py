@@ -6,13 +6,30 @@ Before: run queues, filled by who asks. After: an engine step, or the next turn 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from math import inf
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from mesh.compute.times import Times
 from mesh.domain.ids import RequestId
 from mesh.domain.node_rule import RuleName
 from mesh.domain.steps import Prefill
 from mesh.domain.values import dataclass
-from mesh.policy.rules.run_queues import NOBODY, RunQueue
+from mesh.policy.rules.run_queues import NOBODY, RunQueue, slack_s
+
+BEST_EFFORT_S, BEST_EFFORT_TOKENS_MIN = 0.1, 16
+"""How long the prompt tokens of an iteration of best effort take, unless these few take longer. Each
+forecast counts on such an iteration, since one may just have begun.
+"""
+AHEAD_CHUNKS = 16
+"""Best effort has a turn beside requests with limits while these are ahead by the time of so many
+of the longest chunks of a prompt: who is ahead ends sooner, which leaves time for who comes next
+(docs/classes.md says what more or less costs).
+"""
+
+
+def best_effort_tokens(times: Times, most: int) -> int:
+    """The prompt tokens of an iteration of best effort, `most` at most."""
+    return max(times.chunk_tokens(BEST_EFFORT_S, 0, 0, most), min(BEST_EFFORT_TOKENS_MIN, most))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -91,6 +108,19 @@ def note_turn(grant: Grant) -> None:
         queue.passed += 1
     if grant.prefill or not grant.queue.prompts or grant.queue not in grant.passed:
         grant.queue.passed = 0
+
+
+def leaves_time(
+    grant: Grant, queues: Sequence[RunQueue], now_s: float, prefill_tokens_max: int
+) -> bool:
+    """Whether an iteration of best effort may come before those of requests with limits: where
+    these but decode, all of their weights are on the device, and none comes nearer to a late token
+    by it, now or later, than `AHEAD_CHUNKS` say.
+    """
+    if any(queue.prompts or queue.late_s < inf or queue.out for queue in queues):
+        return False
+    chunk_s = max([queue.times.prefill_s(prefill_tokens_max, 0) for queue in queues], default=0.0)
+    return grant.seconds + AHEAD_CHUNKS * chunk_s <= slack_s(grant.queue, queues, now_s)
 
 
 def name_all(grant: Grant) -> None:

@@ -13,7 +13,7 @@ from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.messages import TokensReport
 from mesh.domain.reasons import FinishReason
-from mesh.domain.slo import Slo
+from mesh.domain.slo import Slo, best_effort
 from mesh.policy.rules.alternate import Alternate
 from mesh.policy.rules.first_come import FIRST_COME
 from mesh.policy.rules.run_queues import RunQueue
@@ -148,3 +148,23 @@ def test_the_rule_of_its_own_file_says_who_computes() -> None:
     assert (step.prefill, step.decode) == ((), ("b",))
     step = only(node.step("i1", token("b", 2)), StartStep)
     assert step.decode == ("b",), "a waits"
+
+
+@pytest.mark.parametrize(("ttft_s", "next_one"), [(0.01, "i1"), (1e4, "i2")])
+def test_best_effort_has_a_turn_once_the_others_are_far_ahead(ttft_s: float, next_one: str) -> None:
+    node = NodeUnderTest("i1", "i2")
+    node.submit("r1", "i1", slo=Slo(ttft_s=ttft_s, ttft_tokens_per_s=1e9))
+    assert steps_of(node.submit("b1", "i2", slo=best_effort("batch", 600.0))) == []
+    assert steps_of(node.step("i1", token("r1", 0))) == [next_one]
+
+
+def test_best_effort_has_no_turn_before_a_prompt() -> None:
+    node = NodeUnderTest("i1", "i2")
+    node.submit("r1", "i1", slo=Slo(ttft_s=1e4))
+    node.submit("b1", "i2", slo=best_effort("batch", 600.0))
+    node.submit("r2", "i1", slo=Slo(ttft_s=1e4))
+    assert steps_of(node.step("i1", token("r1", 0))) == ["i1"]
+
+
+def steps_of(actions: list[NodeAction]) -> list[str]:
+    return [str(step.instance_id) for step in of_kind(actions, StartStep)]

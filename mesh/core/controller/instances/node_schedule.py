@@ -30,6 +30,7 @@ from mesh.domain.values import dataclass, replace
 from mesh.memory.station import NEWCOMER, ReservationKind
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, Swap, SwapRule
+from mesh.policy.rules.turns import best_effort_tokens
 from mesh.request.pool import Held, Pool
 from mesh.request.shadow import LOOKAHEAD_TOKENS, Newcomer, Schedule, in_time_together, validate
 
@@ -483,9 +484,10 @@ def _best_effort_s(node: NodeEntry, now_s: float) -> float:
     for instance in node.instances.values():
         if instance.mixed_slos and instance.profile is not None:
             of = [r for r in instance.requests.values() if r.slo.best_effort]
-            left = min(sum(r.prefill_left for r in of), node.rule.chunk_tokens_max)
-            past = max((r.tokens - r.prefill_left for r in of if r.prefill_left), default=0)
             times, context = times_of(instance, now_s), sum(r.tokens for r in of) / max(len(of), 1)
+            most = best_effort_tokens(times, node.rule.chunk_tokens_max)
+            left = min(sum(r.prefill_left for r in of), most)
+            past = max((r.tokens - r.prefill_left for r in of if r.prefill_left), default=0)
             seconds = times.decode_s(len(of), context) if of else 0.0
             most_s = max(most_s, seconds + (times.prefill_s(left, past) if left else 0.0))
     return most_s

@@ -411,7 +411,7 @@ def _cheapest(outlook: Outlook, request: RequestEntry, new: RequestEntry) -> Pri
     `None` where every place is full. Nearest is, in this order, a place that
 
     1. would take it, late if need be;
-    2. lacks memory alone, were all that idles there to go;
+    2. lacks memory alone, were all that idles there to go, and best effort;
     3. lacks time alone: for its own first token, else for others', else for all further ones;
     4. lacks both.
 
@@ -420,8 +420,13 @@ def _cheapest(outlook: Outlook, request: RequestEntry, new: RequestEntry) -> Pri
     """
     ctx, entry = outlook.ctx, outlook.entry
     late = ctx.policy.may_be_late(new, outlook.of(new, new.due_s - request.due_s))
-    open_ = [i for i in entry.instances.values() if i.takes_requests and i.has_places_for(request)]
-    joins = [(i.node, i, room_for(ctx, entry, i, new)) for i in open_]
+    joins = []
+    for instance in entry.instances.values():
+        # They give up what a request with limits lacks, where it would be in time.
+        given_up = () if request.slo.best_effort else instance.best_effort
+        if instance.takes_requests and (given_up or instance.has_places_for(request)):
+            room = room_for(ctx, entry, instance, new, without=given_up)
+            joins.append((instance.node, instance, room))
     nodes = ctx.cell.nodes.values() if ctx.may_start(entry) else ()
     needs = InstanceNeeds(ctx, entry, (new,))
     starts = [(node, None, needs.room(node)) for node in nodes if ctx.takes_another(node, entry)]

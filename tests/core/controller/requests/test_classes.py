@@ -193,6 +193,19 @@ def test_best_effort_gives_the_memory_up_that_a_request_lacks(rule: str) -> None
     assert (aborted(said), submitted(said)) == (["b1"], [("r1", "a")])
 
 
+def test_who_lacks_time_beside_best_effort_that_has_the_memory_is_refused_for_the_time() -> None:
+    """r1 computes for 0.7 s, and r2, which needs 0.4 s, has 0.9 s."""
+    cell = SmallCell()
+    cell.ask_in(PATIENT, "r1", of="a", prompt=180)
+    soon = replace(PATIENT, name="", ttft_s=0.9)
+    said = cell.ask_in(soon, "r2", of="a", prompt=90)
+    while not (told := of_kind(said, RefuseRequest)):
+        cell.now_s += 0.05
+        assert cell.now_s < 102.0
+        said = cell.retry()
+    assert [(no.request_id, no.reason) for no in told] == [("r2", RefusalReason.FIRST_TOKEN_LATE)]
+
+
 def test_no_more_best_effort_leaves_than_several_answers_need_places() -> None:
     cell = Cell()
     for number in range(30):
@@ -240,8 +253,8 @@ def test_best_effort_that_was_evicted_often_keeps_no_instance_in_its_place() -> 
     assert may_be_preempted(cell.core._context(cell.now_s), there)
 
 
-def test_best_effort_delays_nobody_while_others_compute() -> None:
-    """An iteration of its prompt takes more than a second, and `q1` decodes first."""
+def test_no_more_of_best_effort_is_counted_on_than_one_iteration_may_have() -> None:
+    """The whole of its prompt would take more than a second."""
     cell = Cell()
     cell.ask_in(PATIENT, "q1", of="b")
     cell.tokens(cell.link, "q1", [7])
