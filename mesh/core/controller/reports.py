@@ -56,7 +56,6 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.revision import public_name
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.memory.station import ReservationKind
 
@@ -127,8 +126,10 @@ def _note_computed(ctx: EventContext, node: NodeEntry, report: TokensReport) -> 
     nothing.
     """
     instance = node.instances.get(report.instance_id)
-    if instance and not all(each.slo.best_effort for each in instance.requests.values()):
-        node.note_computed(public_name(instance.deployment), ctx.now_s)
+    for request in instance.requests.values() if instance is not None else ():
+        if not request.slo.best_effort:
+            node.note_computed(instance.deployment, ctx.now_s)
+            return
 
 
 def _note_iteration(ctx: EventContext, node: NodeEntry, report: TokensReport) -> None:

@@ -24,6 +24,7 @@ from mesh.domain.messages import Heartbeat, NodeHello
 from mesh.domain.model import Footprint, ModelInfo, imported_id
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.revision import public_name
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
 from mesh.domain.values import replace
 from mesh.memory.demand import estimate_footprint
@@ -74,7 +75,7 @@ class NodeEntry:
     engine_bytes: int = 0
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
-    computed: deque[tuple[int, dict[DeploymentName, tuple[float, float]]]] = field(
+    computed: deque[tuple[int, dict[DeploymentName, list[float]]]] = field(
         default_factory=lambda: deque(maxlen=SPANS + 1)
     )
     """Spans of time, by their number, the seconds in which it computed for deployments, and the
@@ -494,8 +495,10 @@ class NodeEntry:
         if not self.computed or self.computed[-1][0] != span:
             self.computed.append((span, {}))
         by = self.computed[-1][1]
-        seconds, squares = by.get(deployment, (0.0, 0.0))
-        by[deployment] = seconds + took_s, squares + took_s * took_s
+        if (sums := by.get(deployment)) is None:
+            sums = by[deployment] = [0.0, 0.0]
+        sums[0] += took_s
+        sums[1] += took_s * took_s
 
     def left_share(self, deployment: DeploymentName, now_s: float) -> float:
         """The share of its time that a deployment can have beside the others of the last minute:
@@ -528,7 +531,8 @@ class NodeEntry:
         """
         first, others = int(now_s // SPAN_S) - SPANS, dict[DeploymentName, tuple[float, float]]()
         for span, by in self.computed:
-            for name, (seconds, squares) in by.items():
+            for revision, (seconds, squares) in by.items():
+                name = public_name(revision)
                 if span >= first and name != deployment:
                     before = others.get(name, (0.0, 0.0))
                     others[name] = before[0] + seconds, before[1] + squares
