@@ -113,22 +113,28 @@ class _Work:
         """Seconds of a token on an instance that does nothing else."""
         return self._seconds[1]
 
-    @property
-    def unloaded(self) -> _Expected:
-        """What a call is to expect that is the only one."""
+    def unloaded(self, decodes: float = 0.0) -> _Expected:
+        """What a call is to expect that is the only one, where so many decodes of others are due
+        before its prompt.
+        """
         ttft_s = self._left_share * self.prompt_s
-        return _Expected(ttft_s, self._turns(0.0), self.token_s, 0.0)
+        return _Expected(ttft_s, self._turns_of_others(0.0, decodes), self.token_s, 0.0)
 
-    def _turns(self, used: float, due: float = 0.0) -> float:
-        """How many turns of others a prompt waits for, where so much of their share of the node is
-        used by prompts: the rest of the one under way, and those that come until it is its turn, as
-        background load of M/G/1, and `due` before it. Then it has the node, but for one between two
-        of its chunks.
+    @property
+    def unloaded_most(self) -> _Expected:
+        """The same with as many as can be, whatever the SLO."""
+        return self.unloaded(self._tokens / 2)
+
+    def _turns_of_others(self, used: float, decodes: float) -> float:
+        """How many turns of others a prompt waits for: the rest of the one under way, those that
+        come until it is its turn, as background load of M/G/1, and `decodes` before it. Then it has
+        the node, but for one between two of its chunks. `used` is the share of the deployment's own
+        time that its prompts take.
         """
         waits = 0.5 / (self._left_share * (1 - used))
-        return (1 - self._left_share) * (waits + due + self._whole_chunks - 1)
+        return (1 - self._left_share) * (waits + decodes + self._whole_chunks - 1)
 
-    def _due(self, tpot_s: float) -> float:
+    def _decodes_due(self, tpot_s: float) -> float:
         """How many decodes of others are due before a prompt, in the mean over an answer, and are
         computed first by the rule `headroom`. Others are taken to be like this deployment: each
         token brings an answer forward by what it takes less than the SLO allows.
@@ -191,7 +197,7 @@ class _Work:
             batch = min(max(together, 1.0), self.batch_max)
             decodes = tokens_per_s * service_s(self._seconds, batch) / batch
             ttft_s = sojourn_s + (self._whole_chunks - chunks + 0.5) * decode_s
-            turns = self._turns(rate_per_s * takes_s, self._due(tpot_s))
+            turns = self._turns_of_others(rate_per_s * takes_s, self._decodes_due(tpot_s))
             busy = min(prompts + decodes, 1.0)
             found = _Expected(self._left_share * ttft_s, turns, tpot_s, busy)
         return found
@@ -219,7 +225,7 @@ def plan(
             made[like] = _Work(host, calls, slo, chunk_tokens, longer)
         return made[like]
 
-    unloaded_s = {host.node_id: work(host).unloaded.ttft_beside_s(host) for host in hosts}
+    unloaded_s = {host.node_id: work(host).unloaded().ttft_beside_s(host) for host in hosts}
     able = [
         host
         for host in hosts
@@ -230,7 +236,9 @@ def plan(
     if not able:
         ttft_s = min(unloaded_s.values())
         tpot_s = min(work(host).token_s for host in hosts)
-        return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, f"unloaded{beside}")
+        feasible_s = min(work(host).unloaded_most.ttft_beside_s(host) for host in hosts)
+        where = f"unloaded{beside}"
+        return _lacking(none, slo, ttft_slo_s, ttft_s, tpot_s, where, feasible_s=feasible_s)
     most = min(len(able), replicas_max)
     found, carries = none, list[InstancePlan]()
     for count in range(1, most + 1):
@@ -255,11 +263,20 @@ def plan(
 
 
 def _lacking(
-    found: InstancePlan, slo: Slo, ttft_slo_s: float, ttft_s: float, tpot_s: float, where: str
+    found: InstancePlan,
+    slo: Slo,
+    ttft_slo_s: float,
+    ttft_s: float,
+    tpot_s: float,
+    where: str,
+    *,
+    feasible_s: float | None = None,
 ) -> InstancePlan:
+    """`feasible_s`: the TTFT to ask for, where it is more than the least."""
     message = f"a TTFT of {ttft_s:.3g} s and a TPOT of {tpot_s:.3g} s are the least {where}; the "
     message += f"SLO asks for {ttft_slo_s:.3g} and {slo.tpot_s:.3g} s"
     # A hundredth more, since three digits may be less than it is.
+    ttft_s = feasible_s or ttft_s
     hint = f"feasible are ttft_s: {1.01 * ttft_s:.3g} and tpot_s: {1.01 * tpot_s:.3g}, or more"
     return replace(found, lacks=message, hint=hint)
 

@@ -98,14 +98,19 @@ def test_a_rate_beyond_all_capacity_has_every_instance_and_says_what_they_carry(
 
 
 @pytest.mark.parametrize("slo", [Slo(ttft_s=0.01, ttft_tokens_per_s=1e6), Slo(tpot_s=0.01)])
-def test_an_slo_that_no_host_keeps_unloaded_is_answered_with_one_that_is_feasible(slo: Slo) -> None:
-    made = planned(slo=slo)
+@pytest.mark.parametrize("others_s", [0.0, 0.05])
+def test_an_slo_that_no_host_keeps_unloaded_is_answered_with_one_that_is_feasible(
+    slo: Slo, others_s: float
+) -> None:
+    beside = replace(HOST, left_share=0.5, turn_of_others_s=others_s)
+    hosts = [beside] if others_s else HOSTS
+    made = planned(CALLS, slo, hosts)
     assert made.replicas == 0
     assert "are the least unloaded" in made.lacks
     words = made.hint.replace(",", "").split()
     ttft_s, tpot_s = (float(words[words.index(name) + 1]) for name in ("ttft_s:", "tpot_s:"))
     feasible = Slo(ttft_s=ttft_s, ttft_tokens_per_s=1e6, tpot_s=tpot_s)
-    assert not planned(replace(CALLS, rate_per_s=1e-6), feasible).lacks
+    assert not planned(replace(CALLS, rate_per_s=1e-6), feasible, hosts).lacks
 
 
 def test_where_more_instances_keep_no_slo_the_fewest_that_carry_the_rate_are_planned() -> None:
