@@ -81,15 +81,17 @@ class Page:
         return _answer(request, self._index)
 
     async def file(self, request: Request) -> Response:
-        """One in a turn of the loop: a browser asks for six at a time. Raises HTTPException. A name
-        is looked up as it is: none leads out of the folder.
+        """Whole ones are sent one in a turn of the loop: a browser asks for six at a time. Raises
+        HTTPException. A name is looked up as it is: none leads out of the folder.
         """
         found = self._files.get(request.path_params["file"])
         if found is None:
             raise HTTPException(404)
-        async with self._turn:
-            await asyncio.sleep(0)
-        return _answer(request, found)
+        answer = _answer(request, found)
+        if answer is found.whole:
+            async with self._turn:
+                await asyncio.sleep(0)
+        return answer
 
 
 def _answer(request: Request, found: _File) -> Response:
@@ -99,7 +101,7 @@ def _answer(request: Request, found: _File) -> Response:
 
 
 def _file(body: bytes, told: Mapping[str, str]) -> _File:
-    """With its answers, which are made once; `told` are headers of theirs."""
+    """With its answers, which are made once; `told` are headers of both."""
     etag = f'"{sha256(body).hexdigest()[:32]}"'
     headers = {**HEADERS, "etag": etag, **told}
     same = Response(status_code=304, headers=headers)

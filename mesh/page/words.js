@@ -12,7 +12,7 @@ export const millis = known((s) => `${Number((1000 * s).toFixed(1))} ms`);
 // Vectors have no tokens after the first; those of best effort come as others let them.
 export const tpotLimit = ({ task, slo }) => millis(task || slo.best_effort ? null : slo.tpot_s);
 export const percent = known((share) => `${Number((100 * share).toFixed(1))} %`);
-// Whole numbers. Browsers take 40 ms for the first one that they write by a locale, which the first card would wait for.
+// For whole numbers. Browsers take 40 ms to write the first number by a locale, and the first card would wait for it.
 export const count = known((n) => String(n).replace(/\B(?=(\d{3})+$)/g, ","));
 export const fixed = known((n, digits = 2) => n.toFixed(digits));
 // In a journal times count from its beginning, and are no time of day.
