@@ -49,8 +49,8 @@ class Schedule:
     started_s: float | None = None
     """When the iteration in flight began; None when there is none."""
     best_effort_s: float = 0.0
-    """The longest iteration of best effort that may just have begun, if no run queue can compute;
-    nobody whom it makes late is excused.
+    """The longest iteration of best effort that may just have begun; nobody whom it makes late is
+    excused.
     """
     joining: Sequence[tuple[RunQueue, Prompt]] = ()
     """Requests submitted since then: they take part from the next iteration on."""
@@ -181,7 +181,7 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
 
 def _finish_in_flight(schedule: Schedule) -> float:
     """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
-    makes somebody late. If it has a prompt, none of best effort is in flight in its place.
+    makes somebody late. Best effort is in flight in its place only beside decodes, by deadlines.
     """
     start_s = schedule.started_s
     if start_s is None:
@@ -193,7 +193,8 @@ def _finish_in_flight(schedule: Schedule) -> float:
     grant = _next_turn(schedule, start_s)
     if grant is None:
         return schedule.now_s
-    if any(queue.prompts or queue.late_s < inf for queue in schedule.queues):
+    by_turns = schedule.rule.period is not None
+    if by_turns or any(queue.prompts for queue in schedule.computing()):
         schedule.best_effort_s = 0.0
     end_s = max(schedule.now_s, start_s + _slowed_s(schedule, start_s, grant.seconds))
     _advance(schedule, grant, end_s, grant.queue.decoding(grant.decode))

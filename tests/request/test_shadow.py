@@ -639,6 +639,18 @@ def test_nobody_is_late_for_best_effort_s_sake(owed_s: float) -> None:
     assert verdict is (Verdict.DELAYS_RUNNING if owed_s < 0.4 else Verdict.PASSES)
 
 
+@pytest.mark.parametrize(("prompt", "passes"), [(0, False), (1, True)])
+def test_best_effort_may_be_in_flight_in_place_of_decodes_alone(prompt: int, passes: bool) -> None:
+    """A decode of 0.02 s began, or best effort for 0.3 s, and the newcomer needs 0.1 s of 0.35."""
+    a = queue("a", 9.0, times=times(decode_s=0.02), prompts=((1, 9.0),) * prompt)
+    b = queue("b", times=times(decode_s=0.02))
+    schedule = Schedule(
+        queues=[a], now_s=0.0, prefill_tokens_max=TOKENS_MAX, started_s=0.0, best_effort_s=0.3
+    )
+    newcomer = Newcomer(queue=b, prompt=prompt_of(a_prompt(100, 0.35)), joins_s=0.0)
+    assert (validate(schedule, newcomer) is Verdict.PASSES) is passes
+
+
 def test_weights_of_best_effort_come_where_nobody_else_has_anything_to_compute() -> None:
     of = {"a": Held(weights_bytes=1, copy_s=1.0, due_s=BEHIND_S)}
     of["b"] = Held(weights_bytes=1, copy_s=1.0, share=1.0)

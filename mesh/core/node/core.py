@@ -6,6 +6,7 @@ of the controller's policy. The core owns the node's view of its instances and r
 owns the tokens.
 """
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from mesh.core.node import imports, instances, measuring, prefixes, swapping
@@ -66,7 +67,16 @@ from mesh.domain.node_events import (
 from mesh.domain.request import RequestOrder
 from mesh.domain.steps import EngineRequest
 from mesh.policy.rules.registry import rule_named
-from mesh.policy.rules.turns import TurnRule, best_effort_tokens, leaves_time, name_all, next_turn
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import (
+    Grant,
+    TurnRule,
+    best_effort_tokens,
+    leaves_time,
+    may_wait,
+    name_all,
+    next_turn,
+)
 
 
 class NodeCore:
@@ -110,7 +120,9 @@ class NodeCore:
         return ctx.ordered()
 
     def _grant(self, ctx: NodeEventContext, *, primes: bool) -> None:
-        """The next turn, if the engine is free and an instance has work; else a measurement."""
+        """The next turn, if the engine is free and an instance has work, of best effort where that
+        may be; else a measurement.
+        """
         node = self._node
         if node.stepping is not None:
             return
@@ -131,17 +143,9 @@ class NodeCore:
         grant = next_turn(
             node.turns, run_queues, ctx.now_s, prefill_tokens_max=most, turn_s_max=turn_s_max
         )
-        left = [
-            run_queue
-            for instance in node.instances.values()
-            if node.computes(instance)
-            and (run_queue := instance.best_effort_queue(ctx.now_s, care)) is not None
-        ]
-        if left and not node.weights_come():
-            tokens = min(best_effort_tokens(of.times, most) for of in left)
-            best = next_turn(node.turns, left, ctx.now_s, prefill_tokens_max=tokens)
-            if grant is None or (best and leaves_time(best, run_queues, ctx.now_s, most)):
-                grant = best
+        turn = self._best_effort_turn(run_queues, ctx.now_s, most, alone=grant is None)
+        if turn is not None and (grant is None or leaves_time(turn, run_queues, ctx.now_s, most)):
+            grant = turn
         if grant is None:
             measuring.grant(ctx, node, primes=primes)
             return
@@ -157,6 +161,24 @@ class NodeCore:
                 decode=grant.decode,
             )
         )
+
+    def _best_effort_turn(
+        self, others: Sequence[RunQueue], now_s: float, prefill_tokens_max: int, *, alone: bool
+    ) -> Grant | None:
+        """Whose turn of best effort it would be, where it may have one: `alone`, or beside others."""
+        node = self._node
+        if node.weights_come() if alone else node.expects() or not may_wait(node.turns, others):
+            return None
+        queues = [
+            queue
+            for instance in node.instances.values()
+            if node.computes(instance)
+            and (queue := instance.best_effort_queue(now_s, node.rule.overestimate)) is not None
+        ]
+        if not queues:
+            return None
+        tokens = min(best_effort_tokens(queue.times, prefill_tokens_max) for queue in queues)
+        return next_turn(node.turns, queues, now_s, prefill_tokens_max=tokens)
 
     def _dispatch(self, ctx: NodeEventContext, event: NodeEvent) -> None:
         match event:

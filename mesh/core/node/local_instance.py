@@ -355,9 +355,7 @@ class LocalInstance:
         return run_queue
 
     def best_effort_queue(self, now_s: float, overestimate: float) -> RunQueue | None:
-        """The same of its requests of best effort, which `run_queue` leaves out: for times at which
-        no other request of the node has anything to compute.
-        """
+        """The same of its requests of best effort, which `run_queue` leaves out."""
         if not self.promising or self.state is not LocalState.READY or not self.has_best_effort:
             return None
         factor = self.correction.factor(now_s) * overestimate

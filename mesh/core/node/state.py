@@ -285,6 +285,19 @@ class LocalNode:
             for request in instance.requests.values()
         )
 
+    def expects(self) -> bool:
+        """Whether requests with limits wait for weights or KV blocks: what they were promised
+        counts on that others get ahead meanwhile.
+        """
+        return self.swapping is not None or any(
+            instance.state is not LocalState.READY
+            or any(
+                request.fetching or not (self.computes(instance) or request.order.slo.best_effort)
+                for request in instance.requests.values()
+            )
+            for instance in self.instances.values()
+        )
+
     def link_opened(self, rule: NodeRule, turns: TurnRule) -> None:
         self.linked, self.rule, self.turns = True, rule, turns
         self.base_at_link_bytes = self.base_bytes

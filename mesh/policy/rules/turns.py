@@ -17,19 +17,23 @@ from mesh.domain.values import dataclass
 from mesh.policy.rules.run_queues import NOBODY, RunQueue, slack_s
 
 BEST_EFFORT_S, BEST_EFFORT_TOKENS_MIN = 0.1, 16
-"""How long the prompt tokens of an iteration of best effort take, unless these few take longer. Each
-forecast counts on such an iteration, since one may just have begun.
+"""How long the prompt tokens of an iteration of best effort take by the profile, at the beginning
+of a prompt, unless these few take longer. Each forecast counts on such an iteration, since one may
+just have begun.
 """
 AHEAD_CHUNKS = 16
 """Best effort has a turn beside requests with limits while these are ahead by the time of so many
-of the longest chunks of a prompt: who is ahead ends sooner, which leaves time for who comes next
-(docs/classes.md says what more or less costs).
+of the longest chunks of a prompt. Who is ahead ends sooner, which leaves time for who comes next;
+docs/classes.md says what other numbers cost.
 """
 
 
 def best_effort_tokens(times: Times, most: int) -> int:
-    """The prompt tokens of an iteration of best effort, `most` at most."""
-    return max(times.chunk_tokens(BEST_EFFORT_S, 0, 0, most), min(BEST_EFFORT_TOKENS_MIN, most))
+    """The prompt tokens of an iteration of best effort, `most` at most: by the profile alone, so
+    that node and controller, whose corrections differ, know the same number.
+    """
+    tokens = times.chunk_tokens(BEST_EFFORT_S * times.factor, 0, 0, most)
+    return max(tokens, min(BEST_EFFORT_TOKENS_MIN, most))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -110,15 +114,21 @@ def note_turn(grant: Grant) -> None:
         grant.queue.passed = 0
 
 
+def may_wait(rule: TurnRule, queues: Sequence[RunQueue]) -> bool:
+    """Whether requests with limits may wait for best effort at all: where the rule goes by
+    deadlines, and all of them decode, none late, in no more time than passes.
+    """
+    if rule.period is not None or any(queue.prompts or queue.late_s < inf for queue in queues):
+        return False
+    return sum(queue.decode_s / queue.tpot_s for queue in queues if queue.batch) <= 1.0
+
+
 def leaves_time(
     grant: Grant, queues: Sequence[RunQueue], now_s: float, prefill_tokens_max: int
 ) -> bool:
-    """Whether an iteration of best effort may come before those of requests with limits: where
-    these but decode, all of their weights are on the device, and none comes nearer to a late token
-    by it, now or later, than `AHEAD_CHUNKS` say.
+    """Whether an iteration of best effort may come before those of requests that may wait: none
+    comes nearer to a late token by it, now or later, than `AHEAD_CHUNKS` say.
     """
-    if any(queue.prompts or queue.late_s < inf or queue.out for queue in queues):
-        return False
     chunk_s = max([queue.times.prefill_s(prefill_tokens_max, 0) for queue in queues], default=0.0)
     return grant.seconds + AHEAD_CHUNKS * chunk_s <= slack_s(grant.queue, queues, now_s)
 

@@ -158,6 +158,23 @@ def test_best_effort_has_a_turn_once_the_others_are_far_ahead(ttft_s: float, nex
     assert steps_of(node.step("i1", token("r1", 0))) == [next_one]
 
 
+def test_best_effort_has_no_turn_while_somebody_waits_for_a_load() -> None:
+    node = NodeUnderTest("i1", "i2")
+    node.submit("r1", "i1", slo=Slo(ttft_s=1e4))
+    node.submit("b1", "i2", slo=best_effort("batch", 600.0))
+    node.command(load_command("i3"))
+    assert steps_of(node.step("i1", token("r1", 0))) == ["i1"]
+
+
+def test_prompts_of_best_effort_come_in_short_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.policy.rules.turns.BEST_EFFORT_S", 0.0106)
+    node = NodeUnderTest("i1")
+    step = only(node.submit("b1", prompt=256, slo=best_effort("batch", 600.0)), StartStep)
+    assert isinstance(step.prefill, tuple)
+    ((name, tokens),) = step.prefill
+    assert (name, 128 < tokens < 160) == ("b1", True), "128 beside a decode take 0.01 s"
+
+
 def test_best_effort_has_no_turn_before_a_prompt() -> None:
     node = NodeUnderTest("i1", "i2")
     node.submit("r1", "i1", slo=Slo(ttft_s=1e4))

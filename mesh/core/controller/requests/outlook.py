@@ -424,7 +424,8 @@ def _cheapest(outlook: Outlook, request: RequestEntry, new: RequestEntry) -> Pri
     for instance in entry.instances.values():
         # They give up what a request with limits lacks, where it would be in time.
         given_up = () if request.slo.best_effort else instance.best_effort
-        if instance.takes_requests and (given_up or instance.has_places_for(request)):
+        places = instance.free_places + len(given_up)
+        if instance.takes_requests and places > len(request.mates):
             room = room_for(ctx, entry, instance, new, without=given_up)
             joins.append((instance.node, instance, room))
     nodes = ctx.cell.nodes.values() if ctx.may_start(entry) else ()
