@@ -165,16 +165,16 @@ class NodeCore:
     def _best_effort_turn(
         self, others: Sequence[RunQueue], now_s: float, prefill_tokens_max: int, *, alone: bool
     ) -> Grant | None:
-        """Whose turn of best effort it would be, where it may have one: `alone`, or beside others."""
+        """Whose turn of best effort it would be, if it may have one: `alone`, or beside others."""
         node = self._node
-        if node.weights_come() if alone else node.expects() or not may_wait(node.turns, others):
+        if not alone and not may_wait(node.turns, others):
             return None
-        queues = [
-            queue
-            for instance in node.instances.values()
-            if node.computes(instance)
-            and (queue := instance.best_effort_queue(now_s, node.rule.overestimate)) is not None
-        ]
+        having = [i for i in node.instances.values() if i.has_best_effort and node.computes(i)]
+        if not having or (node.weights_come() if alone else node.expects()):
+            return None
+        care = node.rule.overestimate
+        found = [instance.best_effort_queue(now_s, care) for instance in having]
+        queues = [queue for queue in found if queue is not None]
         if not queues:
             return None
         tokens = min(best_effort_tokens(queue.times, prefill_tokens_max) for queue in queues)
