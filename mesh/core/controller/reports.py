@@ -126,7 +126,9 @@ def _note_computed(ctx: EventContext, node: NodeEntry, report: TokensReport) -> 
     nothing.
     """
     instance = node.instances.get(report.instance_id)
-    for request in instance.requests.values() if instance is not None else ():
+    if instance is None:
+        return
+    for request in instance.requests.values():
         if not request.slo.best_effort:
             node.note_computed(instance.deployment, ctx.now_s)
             return
