@@ -355,8 +355,10 @@ class LocalInstance:
         return run_queue
 
     def best_effort_queue(self, now_s: float, overestimate: float) -> RunQueue | None:
-        """The same of its requests of best effort, which `run_queue` leaves out."""
-        if not self.promising or self.state is not LocalState.READY or not self.has_best_effort:
+        """The same of its requests of best effort, of which there are some: `run_queue` leaves them
+        out.
+        """
+        if not self.promising or self.state is not LocalState.READY:
             return None
         factor = self.correction.factor(now_s) * overestimate
         return self._filled_run_queue(now_s, 0.0, factor, best_effort=True)

@@ -129,7 +129,7 @@ def leaves_time(
     """Whether an iteration of best effort may come before those of requests that may wait: none
     comes nearer to a late token by it, now or later, than `AHEAD_CHUNKS` say.
     """
-    chunk_s = max([queue.times.prefill_s(prefill_tokens_max, 0) for queue in queues], default=0.0)
+    chunk_s = max(queue.times.prefill_s(prefill_tokens_max, 0) for queue in queues)
     return grant.seconds + AHEAD_CHUNKS * chunk_s <= slack_s(grant.queue, queues, now_s)
 
 
