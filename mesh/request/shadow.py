@@ -181,7 +181,8 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
 
 def _finish_in_flight(schedule: Schedule) -> float:
     """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
-    makes somebody late. Best effort is in flight in its place only beside decodes, by deadlines.
+    makes somebody late. An iteration of best effort may be in flight in its place where the rule
+    goes by deadlines and nobody has a prompt.
     """
     start_s = schedule.started_s
     if start_s is None:

@@ -286,8 +286,8 @@ class LocalNode:
         )
 
     def expects(self) -> bool:
-        """Whether requests with limits wait for weights or KV blocks: what they were promised
-        counts on that others get ahead meanwhile.
+        """Whether weights or KV blocks are on their way, or requests with limits wait for some: what
+        those that wait were promised counts on others getting ahead meanwhile.
         """
         return self.swapping is not None or any(
             instance.state is not LocalState.READY
