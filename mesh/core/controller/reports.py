@@ -121,9 +121,9 @@ def take_in(ctx: EventContext, link_id: int, report: NodeReport) -> None:
 
 
 def _note_computed(ctx: EventContext, node: NodeEntry, report: TokensReport) -> None:
-    """An iteration took its node's time, unless it was for best effort alone, which takes only what
-    all others leave. To be called while its requests are there: without any, the node computes
-    nothing.
+    """An iteration took its node's time, unless its instance has best effort alone, which takes
+    only what all others leave; beside requests with limits it counts as theirs. To be called while
+    its requests are there: without any, the node computes nothing.
     """
     instance = node.instances.get(report.instance_id)
     if instance is None:

@@ -286,8 +286,8 @@ class LocalNode:
         )
 
     def expects(self) -> bool:
-        """Whether weights or KV blocks are on their way, or requests with limits wait for some: what
-        those that wait were promised counts on others getting ahead meanwhile.
+        """Whether weights or KV blocks are on their way, or requests with limits wait for some.
+        What those that wait were promised counts on others getting ahead meanwhile.
         """
         return self.swapping is not None or any(
             instance.state is not LocalState.READY
